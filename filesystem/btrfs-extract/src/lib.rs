@@ -1,10 +1,11 @@
-//! Copying files out of a filesystem into a directory of this machine.
+//! Copies files from a filesystem into a local directory.
 //!
 //! Invariants:
-//! - Nothing that is there is written over, and no path leads through a link: every name is made anew, and what lies in a directory that was not made
-//!   here is left out. So names in a hostile filesystem reach nothing outside of the directory that was given.
-//! - A file that is there in the end has the data of the filesystem, sector by sector checked; what is lost of it is a hole, and named, or the file
-//!   is left out ([`Losses`]).
+//! - Existing files are not overwritten, and no path leads through a symbolic link: every name is created anew, and
+//!   anything that would go into a directory not created here is left out. So names in a hostile filesystem reach
+//!   nothing outside the given directory.
+//! - A file that is there at the end has the data of the filesystem, checked sector by sector. Where data are lost it
+//!   has a hole, which is listed, or the whole file is left out ([`Losses`]).
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -23,40 +24,40 @@ use sealblock_btrfs::walk::{Met, Walk};
 use sealblock_btrfs::{Filesystem, FsError};
 use sealblock_runtime_memory::Slice;
 
-/// The mode that Linux gives the directory in place of a subvolume that lies elsewhere.
+/// The mode that Linux gives the directory in place of a subvolume that is elsewhere.
 const PLACE_MODE: u32 = 0o755;
-/// Bytes of a run of data that are looked for at once.
+/// Bytes of data that are searched for at once.
 const RUN_BYTES: u64 = 64 << 20;
-/// Losses that are listed; the others are counted.
+/// The maximum number of listed losses; the others are only counted.
 pub const MAX_LISTED: usize = 10_000;
 
-/// What becomes of a file of which something is lost.
+/// What happens to a file with lost data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Losses {
     /// It is left out.
     LeaveOut,
-    /// It is kept, with holes for what is lost.
+    /// It is kept, with holes in place of lost data.
     Keep,
 }
 
-/// Something that was not copied, or not as it is.
+/// Something that was not copied, or only in part.
 pub struct Lost {
     /// Its path, relative to the given directory.
     pub path: Vec<u8>,
-    /// The bytes of the file that are lost, if it is a part of a file: the first one, and how many.
+    /// The lost bytes, if only a part of the file is lost: the first one, and their number.
     pub range: Option<(u64, u64)>,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// Bytes of files that are kept though nothing vouches for them: their checksums are absent or lost.
+/// Bytes of files that are kept without a check, because their checksums are absent or lost.
 #[derive(Default)]
 pub struct Unverified {
-    /// Where they are: the path of the file, the first byte, and how many. As many as are listed.
+    /// The listed ranges: the path of the file, the first byte, and the number of bytes.
     pub listed: Vec<(Vec<u8>, u64, u64)>,
-    /// Ranges that are not listed.
+    /// The number of ranges that are not listed.
     pub more: u64,
-    /// All such bytes.
+    /// The number of all such bytes.
     pub bytes: u64,
 }
 
@@ -73,17 +74,17 @@ impl Unverified {
     }
 }
 
-/// Why nothing more can be copied: where the files go fails.
+/// Why nothing more can be copied: the destination fails.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// A file cannot be written there.
+    /// A file cannot be written.
     #[error("cannot write to {}: {error}", .to.display())]
     Write {
-        /// Its path in the filesystem, in whatever bytes.
+        /// Its path in the filesystem, as bytes.
         path: Vec<u8>,
-        /// Where files go.
+        /// The destination directory.
         to: PathBuf,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
     /// A directory cannot be made.
@@ -91,7 +92,7 @@ pub enum WriteError {
     Create {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
     /// A file that is left out cannot be removed again.
@@ -99,7 +100,7 @@ pub enum WriteError {
     Remove {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
 }
@@ -111,12 +112,12 @@ impl WriteError {
     }
 }
 
-/// Who has files copied.
+/// Observes a copy, and can stop it.
 pub trait Watch {
-    /// True once no more are to be copied.
+    /// True once the copy should stop.
     fn is_stopped(&self) -> bool;
 
-    /// These bytes were copied, or are lost.
+    /// Called when these bytes were copied or are lost.
     fn copied(&self, bytes: u64);
 }
 
@@ -126,31 +127,31 @@ pub struct Extraction<'a> {
     to: PathBuf,
     losses: Losses,
     watch: &'a dyn Watch,
-    /// Where the first name of an inode with several is.
+    /// For inodes with several names, the destination path of the first one.
     links: HashMap<(u64, u64), PathBuf>,
-    /// Directories whose modes and times are set when all that lies in them is there.
+    /// Directories whose modes and times are set after everything in them has been copied.
     directories: Vec<(PathBuf, Inode)>,
     /// Directories that could not be made.
     unmade: HashSet<Vec<u8>>,
-    /// Every inode that a name led to.
+    /// Every inode that was reached by a name.
     pub reached: HashSet<(u64, u64)>,
-    /// Files that are there.
+    /// The number of copied files.
     pub files: u64,
-    /// Bytes of data that were written.
+    /// Bytes of data written.
     pub bytes: u64,
-    /// What is lost: as many as are listed.
+    /// The losses, up to the limit of listed ones.
     pub lost: Vec<Lost>,
-    /// How many losses there are.
+    /// The number of losses, listed or not.
     pub lost_count: u64,
-    /// What was kept unverified.
+    /// What was kept without a check.
     pub unverified: Unverified,
-    /// Attributes, owners and device nodes that could not be set here.
+    /// The number of attributes, owners and device nodes that could not be set.
     pub unset: u64,
     is_privileged: bool,
 }
 
 impl<'a> Extraction<'a> {
-    /// Nothing is copied yet.
+    /// A copy that has not begun.
     pub fn new(filesystem: &'a Filesystem, to: PathBuf, losses: Losses, watch: &'a dyn Watch) -> Extraction<'a> {
         Extraction {
             filesystem,
@@ -171,10 +172,11 @@ impl<'a> Extraction<'a> {
         }
     }
 
-    /// Copies an inode and all that lies below it to a path below the directory that was given; an empty one is that itself.
+    /// Copies an inode and everything below it to a path below the destination directory; an empty path is that
+    /// directory itself.
     ///
     /// # Errors
-    /// When nothing can be written there any more. What is lost is counted instead.
+    /// If nothing more can be written there. Losses are counted instead.
     pub async fn copy(&mut self, start: Inode, to: &[u8]) -> Result<(), WriteError> {
         let mut walk = Walk::new(self.filesystem, start, true);
         while let Some(visit) = walk.next().await {
@@ -187,7 +189,7 @@ impl<'a> Extraction<'a> {
                 (false, false) => [to, b"/", &visit.path].concat(),
             };
             match visit.met {
-                // The directory that was given is there already.
+                // The destination directory already exists.
                 Met::Inode(inode) if path.is_empty() => {
                     self.reached.insert((inode.tree.id, inode.ino));
                     let at = self.to.clone();
@@ -208,23 +210,23 @@ impl<'a> Extraction<'a> {
         Ok(())
     }
 
-    /// Sets what directories have, from the innermost on: whatever is made in them changes their times.
+    /// Sets the attributes of directories, the innermost first, because changes in a directory change its times.
     pub fn finish(&mut self) {
         for (path, inode) in std::mem::take(&mut self.directories).into_iter().rev() {
             self.set_state(&path, &inode);
         }
     }
 
-    /// Makes directories that the filesystem does not have, one in the other, and returns their path.
+    /// Makes nested directories that the filesystem does not have, and returns their path.
     ///
     /// # Errors
-    /// When one cannot be made.
+    /// If one cannot be made.
     pub fn folder(&mut self, names: &[String]) -> Result<Vec<u8>, WriteError> {
         let mut path = PathBuf::new();
         for name in names {
             path.push(name);
             match make_directory(&self.to.join(&path)) {
-                // Of what the filesystem has there, only a directory will do, and no link to one.
+                // If the filesystem has such a name, only a directory is accepted, not a link to one.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_directory(&self.to.join(&path)) => {}
                 made => made.map_err(|error| WriteError::Create { path: path.clone(), error })?,
             }
@@ -232,17 +234,17 @@ impl<'a> Extraction<'a> {
         Ok(path.into_os_string().into_encoded_bytes())
     }
 
-    /// The filesystem that is copied from.
+    /// The source filesystem.
     pub fn filesystem(&self) -> &'a Filesystem {
         self.filesystem
     }
 
-    /// What becomes of a file of which something is lost.
+    /// What happens to a file with lost data.
     pub fn losses(&self) -> Losses {
         self.losses
     }
 
-    /// True if the copy was ended early.
+    /// True if the copy was stopped early.
     pub fn is_stopped(&self) -> bool {
         self.watch.is_stopped()
     }
@@ -259,7 +261,8 @@ impl<'a> Extraction<'a> {
         }
     }
 
-    /// Something could not be made here. A full or failing disk ends the copy; anything else is about this one name.
+    /// Handles the failure to make something at the destination. A full or failing disk ends the copy; any other error
+    /// concerns only this name.
     fn not_made(&mut self, path: &[u8], error: &io::Error) -> Result<(), WriteError> {
         use io::ErrorKind;
         if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::ReadOnlyFilesystem)
@@ -318,7 +321,7 @@ impl<'a> Extraction<'a> {
         }
     }
 
-    /// Sets what an inode that was made has.
+    /// Sets the attributes of an inode that was just made.
     async fn made(&mut self, at: &Path, inode: &Inode) {
         if inode.item.nlink > 1 && inode.kind != FileKind::Directory {
             self.links.insert((inode.tree.id, inode.ino), at.to_owned());
@@ -345,7 +348,8 @@ impl<'a> Extraction<'a> {
         }
     }
 
-    /// Owner and, where there is one, mode, in this order: setting an owner clears bits of the mode.
+    /// Sets the owner and then the mode, if there is one, in this order because setting an owner clears bits of the
+    /// mode.
     fn set_owner_and_mode(&mut self, at: &Path, (uid, gid): (u32, u32), mode: Option<u32>) {
         if self.is_privileged {
             let (owner, group) = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
@@ -387,7 +391,7 @@ impl<'a> Extraction<'a> {
         Ok(())
     }
 
-    /// Writes the data of a file. True if nothing of them is lost.
+    /// Writes the data of a file. Returns true if none of them are lost.
     async fn put_data(&mut self, path: &[u8], file: &File, inode: &Inode) -> Result<bool, WriteError> {
         let size = inode.size();
         if let Err(error) = file.set_len(size) {
@@ -400,7 +404,7 @@ impl<'a> Extraction<'a> {
                 Ok(Some(run)) => run,
                 Ok(None) => break,
                 Err(error) => {
-                    // Where its extents are is lost from here on.
+                    // From here on the positions of its extents are lost.
                     self.lose(path.to_vec(), Some((from, size - from)), error.to_string());
                     return Ok(false);
                 }
@@ -408,7 +412,7 @@ impl<'a> Extraction<'a> {
             let (filesystem, end) = (self.filesystem, run.1.min(size));
             let mut steps = pin!(filesystem.read_in_order(inode, run.0..end));
             while let Some((at, data)) = steps.next().await {
-                // A file that is not whole is none of those that were copied; what is kept of it stays.
+                // An incomplete file does not count as copied; what was written of it stays.
                 if self.watch.is_stopped() {
                     return Ok(false);
                 }
@@ -428,8 +432,8 @@ impl<'a> Extraction<'a> {
         Ok(is_whole)
     }
 
-    /// Writes what can be read of bytes that cannot be read at once: as they are stored where only their checksums are lost, and otherwise each half by
-    /// itself, down to a sector. True if some are lost.
+    /// Writes what can be read of bytes that cannot be read together. If only their checksums are lost, it reads them
+    /// as stored; otherwise it reads each half separately, down to a sector. Returns true if some are lost.
     async fn salvage(
         &mut self,
         path: &[u8],
@@ -464,7 +468,7 @@ impl<'a> Extraction<'a> {
         Ok(is_lost)
     }
 
-    /// Reads bytes of a file, and notes those that nothing vouches for.
+    /// Reads bytes of a file, and records those that no checksum confirms.
     async fn read_any(&mut self, path: &[u8], inode: &Inode, (at, bytes): (u64, u64)) -> Result<Slice, FsError> {
         let (data, mut unverified) = self.filesystem.read_any(inode, at, bytes as usize).await?;
         unverified.sort_by_key(|range| range.start);
@@ -486,7 +490,7 @@ fn is_directory(at: &Path) -> bool {
 /// Makes a directory that only its owner can use.
 ///
 /// # Errors
-/// That of the system.
+/// If the system refuses.
 pub fn make_directory(at: &Path) -> io::Result<()> {
     fs::DirBuilder::new().mode(0o700).create(at)
 }
@@ -500,7 +504,7 @@ fn make_node(at: &Path, inode: &Inode) -> io::Result<()> {
         _ => FileType::Fifo,
     };
     let (major, minor) = inode.device_numbers().unwrap_or_default();
-    // Major numbers have 12 bits and minor ones 20.
+    // Major numbers have 12 bits, minor numbers 20.
     let device = rustix::fs::makedev(major as u32, minor as u32);
     Ok(rustix::fs::mknodat(CWD, at, kind, Mode::from_raw_mode(0o600), device)?)
 }

@@ -1,5 +1,5 @@
 //! Items as the kernel wrote them, from small filesystems that Linux 6.18 filled. Most come from a filesystem with
-//! CRC-32C, nodes of 16 KiB and neither skinny metadata nor quota, the others from filesystems with these.
+//! CRC-32C, nodes of 16 KiB and neither skinny metadata nor quota, the others from filesystems that have these.
 
 use crate::key::{ItemType, Key};
 
@@ -84,7 +84,7 @@ const ITEMS: &[(u64, u64, ItemType, u64, &str)] = &[
     (9, 5344987111070648808, ItemType::UUID_RECEIVED_SUBVOL, 2172734958543376318, "2201 0*6"),
 ];
 
-/// A superblock, as Linux left it.
+/// A superblock as Linux wrote it.
 const SUPERBLOCK: &str = "\
     e2621102 0*28 b07b0a0ba8f34521bbcc1ef6b3eb8eba000001 0*5 01 0*7 5f42485266535f4d07 0*9 d301 0*5 405001 0*23 \
     08 0*5 4002 0*5 06 0*7 01 0*8 1000000040000000400000001000008100000006 0*15 03 0*7 6103 0*11 01 0*10 08 0*6 \
@@ -132,7 +132,7 @@ pub fn superblock() -> Vec<u8> {
     bytes(SUPERBLOCK)
 }
 
-/// Pairs of digits; `0*9` is nine zero bytes.
+/// Pairs of hexadecimal digits; `0*9` stands for nine zero bytes.
 fn bytes(hex: &str) -> Vec<u8> {
     let part = |part: &str| match part.strip_prefix("0*") {
         Some(zeroes) => vec![0; zeroes.parse().unwrap()],

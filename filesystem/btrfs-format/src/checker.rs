@@ -1,5 +1,5 @@
-//! Checks of a node before it is used: it is the node that was requested, its structure is valid, and all its items
-//! keep the rules.
+//! Checks a node before it is used: it must be the node that was requested, its structure must be valid, and all its
+//! items must obey the rules.
 //!
 //! The same check runs after every read and before every write. A node that passes is a [`CheckedNode`]; nothing else
 //! makes one.
@@ -13,7 +13,7 @@ use crate::node::{Node, flags, leaf_capacity};
 use crate::refusal::{Refusal, Rule, aligned, same, within};
 use crate::superblock::{Geometry, MAX_LEVELS};
 
-/// The expectation that a parent, a root item or a superblock gives for a node before it is read.
+/// What a parent, a root item or a superblock says about a node before it is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Expected {
     /// Its address.
@@ -28,7 +28,7 @@ pub struct Expected {
     pub first_key: Option<Key>,
 }
 
-/// A node all of whose rules hold.
+/// A node that obeys all rules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CheckedNode<'a>(Node<'a>);
 
@@ -41,14 +41,14 @@ impl<'a> Deref for CheckedNode<'a> {
 }
 
 impl CheckedNode<'_> {
-    /// The expectation for the child of a pointer.
+    /// What this node says about the child of a pointer.
     pub fn child(&self, slot: usize, owner: u64) -> Option<Expected> {
         Expected::of_child(self, slot, owner)
     }
 }
 
 impl Expected {
-    /// The expectation that a checked node of the tree `owner` gives for the child of one of its pointers.
+    /// What a checked node of the tree `owner` says about the child of one of its pointers.
     pub fn of_child(node: &Node, slot: usize, owner: u64) -> Option<Expected> {
         let pointer = node.pointers().get(slot)?;
         Some(Expected {
@@ -84,8 +84,8 @@ pub fn check_node<'a>(
     Ok(CheckedNode(node))
 }
 
-/// Checks that a node which passed before is the node that is expected now: a node that several trees share is read
-/// once.
+/// Checks that a node which passed before is also the node that is expected now; a node that several trees share is
+/// read only once.
 ///
 /// # Errors
 /// The rule that it breaks.

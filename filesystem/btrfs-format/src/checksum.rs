@@ -1,7 +1,7 @@
-//! The four checksums of nodes, superblocks and data, and the CRC from which hashes are made.
+//! The four checksums of nodes, superblocks and data, and the CRC that hashes are made from.
 //!
-//! The checksum field has 32 bytes in a node and in a superblock; the type uses the first ones. Items of the checksum
-//! tree have only as many bytes as the type needs.
+//! The checksum field in a node or superblock has 32 bytes, of which each type uses the first ones. Items of the
+//! checksum tree have only as many bytes as the type needs.
 
 use blake2::digest::consts::U32 as Bytes32;
 use blake2::{Blake2b, Digest};
@@ -61,10 +61,10 @@ impl ChecksumType {
         Checksum { field, bytes: self.bytes() }
     }
 
-    /// Checks a block that begins with the field for its checksum, which is over all that follows the field.
+    /// Checks a block that begins with its checksum field; the checksum covers everything after the field.
     ///
     /// # Errors
-    /// When the checksum differs, or the field is cut off.
+    /// If the checksum differs, or the field is cut off.
     pub fn verify(self, block: &[u8]) -> Result<(), ChecksumMismatch> {
         let none = ChecksumMismatch { stored: self.compute(&[]), computed: self.compute(&[]) };
         let (field, covered) = block.split_first_chunk::<FIELD_BYTES>().ok_or(none)?;
@@ -102,7 +102,7 @@ impl Checksum {
         &self.field[..self.bytes]
     }
 
-    /// The bytes of a field, the rest zero.
+    /// The bytes for a checksum field; unused bytes are zero.
     pub fn to_field(self) -> [u8; FIELD_BYTES] {
         self.field
     }
@@ -124,7 +124,7 @@ pub struct ChecksumMismatch {
     pub computed: Checksum,
 }
 
-/// Continues a CRC-32C from `seed` over `bytes`, without any inversion: the base of the hashes of names and references.
+/// Continues a CRC-32C from `seed` over `bytes`, without any inversion, for the hashes of names and references.
 pub fn raw_crc32c(seed: u32, bytes: &[u8]) -> u32 {
     !guard::crc32c_append(!seed, bytes)
 }
@@ -139,8 +139,8 @@ mod tests {
 
     #[test]
     fn published_vectors() {
-        // Vectors: RFC 3720 for the check value of CRC-32C, FIPS 180-4 and RFC 7693 for "abc"; xxHash64 of no bytes
-        // with seed 0.
+        // Vectors: RFC 3720 for the check value of CRC-32C, FIPS 180-4 and RFC 7693 for "abc", and xxHash64 of an empty
+        // input with seed 0.
         assert_eq!(hex(ChecksumType::Crc32c.compute(b"123456789")), "839206e3");
         assert_eq!(hex(ChecksumType::XxHash64.compute(b"")), "99e9d85137db46ef");
         assert_eq!(

@@ -1,8 +1,8 @@
 //! Compressed extents: zlib, LZO and Zstandard, decompressed into a buffer of known size.
 //!
-//! The size that an extent records is not trusted: a stream that continues after it, or that ends a sector or more
-//! before it, is refused. An extent has at most 128 KiB uncompressed, so no stream takes more memory than that. After
-//! the stream, the rest of the last sector may have any content, which is ignored.
+//! The size that an extent records is not trusted: a stream is refused if it continues after that size, or ends a
+//! sector or more before it. An extent has at most 128 KiB uncompressed, so no stream needs more memory. What follows
+//! the stream in its last sector is ignored.
 
 use std::io::Read;
 
@@ -23,7 +23,7 @@ const LZO_LENGTH_BYTES: usize = 4;
 pub struct Sizes {
     /// Bytes of the whole extent, uncompressed.
     pub plain_bytes: usize,
-    /// Bytes of a sector: the limit for the missing end of the last part, and the size of an LZO segment.
+    /// Bytes of a sector: how much may be missing at the end of the last part, and the size of an LZO segment.
     pub sector_bytes: usize,
 }
 
@@ -66,13 +66,13 @@ pub enum CompressError {
 /// zeroes.
 ///
 /// # Errors
-/// When the stream is damaged, or of another size than the extent records.
+/// If the stream is damaged, or its size differs from what the extent records.
 pub fn decompress(kind: Compression, stored: &[u8], sizes: Sizes) -> Result<Vec<u8>, CompressError> {
     let plain_bytes = sizes.plain_bytes;
     if !(1..=MAX_EXTENT_BYTES).contains(&plain_bytes) || sizes.sector_bytes == 0 {
         return Err(CompressError::Extent(plain_bytes));
     }
-    // One byte more, so that a longer stream is detected.
+    // One byte more, to detect a longer stream.
     let mut plain = vec![0; plain_bytes + 1];
     let found = match kind {
         Compression::None => return Err(CompressError::NotCompressed),
@@ -98,7 +98,7 @@ fn inflate(stored: &[u8], plain: &mut [u8]) -> Result<usize, CompressError> {
     let found = stream.total_out() as usize;
     match status {
         Ok(Status::StreamEnd) => Ok(found),
-        // Full, and the stream is longer.
+        // The buffer is full, and the stream continues.
         Ok(_) if found == plain.len() => Ok(found),
         Ok(_) | Err(_) => Err(CompressError::Damaged(Compression::Zlib, found)),
     }
@@ -119,8 +119,8 @@ fn unpack_zstd(stored: &[u8], plain: &mut [u8]) -> Result<usize, CompressError> 
 }
 
 /// Format: a total length, then segments, each with a length and the compressed bytes of one sector. A length field
-/// never crosses the border of a stored sector: if there is no room for it, it is behind the border. The total includes
-/// itself and these gaps.
+/// never crosses the boundary of a stored sector: if there is no room for it before the boundary, it is after it. The
+/// total includes itself and these gaps.
 fn unpack_lzo(stored: &[u8], plain: &mut [u8], sizes: Sizes) -> Result<usize, CompressError> {
     let total = length_at(stored, 0).filter(|total| (LZO_LENGTH_BYTES..=stored.len()).contains(total));
     let total = total.ok_or(CompressError::Damaged(Compression::Lzo, 0))?;
@@ -143,7 +143,7 @@ fn unpack_lzo(stored: &[u8], plain: &mut [u8], sizes: Sizes) -> Result<usize, Co
         let segment = start.checked_add(length).and_then(|end| stored.get(start..end)).ok_or(wrong)?;
         let room = plain.len().min(found + sizes.sector_bytes);
         let unpacked = lzokay::decompress::decompress(segment, &mut plain[found..room]).map_err(|_| wrong)?;
-        // Only the last segment is of less than a sector.
+        // Only the last segment may be shorter than a sector.
         if unpacked < sizes.sector_bytes && start + length < total {
             return Err(CompressError::Damaged(Compression::Lzo, found + unpacked));
         }

@@ -1,6 +1,6 @@
-//! Errors of bytes with a wrong shape, and how fixed parts are cut from a slice.
+//! Errors for bytes with a wrong shape, and functions that cut fixed parts from a slice.
 //!
-//! Decoding checks only the shape: all parts that lengths announce must be there. The checker checks the values, so
+//! Decoding checks only the shape: all parts that a length announces must be there. The checker checks the values, so
 //! items that it refuses can still be decoded, printed and saved.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -15,10 +15,10 @@ pub enum DecodeError {
         what: &'static str,
         /// Bytes that it has.
         expected: usize,
-        /// Bytes that there are.
+        /// Bytes that it should have.
         found: usize,
     },
-    /// The structure continues past the end of the bytes.
+    /// Bytes that are there.
     #[error("{what} at byte {at}: {needed} bytes are needed, {left} are left")]
     Short {
         /// The structure.
@@ -30,7 +30,7 @@ pub enum DecodeError {
         /// Bytes that there are from there on.
         left: usize,
     },
-    /// A list of parts of one size is empty, or its last part is cut off.
+    /// Decoded parts of equal size: there are none, or the last one is cut off.
     #[error("{what}: {found} bytes are not one or more parts of {unit}")]
     Parts {
         /// The structure.

@@ -1,17 +1,18 @@
-//! The order of references to an extent, and the hash under which references of files are sorted.
+//! The order of references to an extent, and the hash by which references from files are sorted.
 //!
 //! References follow the extent's item, by ascending type, and within a type by descending *sequence*: the hash for a
-//! reference of a file, otherwise the number of the reference (a tree, or the address of a node). References without
-//! room there have items of their own, whose keys end with the same number.
+//! reference from a file, otherwise a number (that of a tree, or the address of a node). References for which there is
+//! no room have their own items, whose keys end with the same number.
 
 use std::cmp::Reverse;
 
 use crate::checksum::raw_crc32c;
 use crate::key::ItemType;
 
-/// The sequence of a reference by the file `objectid` of the tree `root`, for data that would lie `offset` bytes into it.
+/// The sequence of a reference from the file `objectid` of the tree `root`; the extent would begin `offset` bytes into
+/// the file.
 ///
-/// The offset is that of the file extent in the file less its offset in the extent, so it may be below zero and wraps.
+/// The offset is that of the file extent in the file, minus its offset in the extent; it may be below zero, and wraps.
 pub fn data_ref_hash(root: u64, objectid: u64, offset: u64) -> u64 {
     let high = raw_crc32c(!0, &root.to_le_bytes());
     let low = raw_crc32c(raw_crc32c(!0, &objectid.to_le_bytes()), &offset.to_le_bytes());
@@ -47,7 +48,7 @@ mod tests {
             assert_eq!(data_ref_hash(root, objectid, offset), by_definition(root, objectid, offset));
         }
         assert!(data_ref_hash(5, 257, 0) < 1 << 63, "the high CRC is shifted by 31 bits");
-        // The key under which Linux stored a reference of this file.
+        // The key under which Linux stored a reference from this file.
         assert_eq!(data_ref_hash(5, 0x33e, 0), 1_007_496_931_349_624_086);
     }
 

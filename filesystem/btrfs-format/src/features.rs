@@ -1,4 +1,4 @@
-//! The features of a filesystem: three words of feature bits, and the effect of bits that are unknown or not supported.
+//! The features of a filesystem: three words of feature bits, and the effect of unknown or unsupported bits.
 //!
 //! Unknown bits survive decoding and encoding. An unknown `compat` bit has no effect, an unknown `compat_ro` bit
 //! forbids writing, an unknown `incompat` bit forbids reading.
@@ -14,7 +14,7 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// Features that a program has to know before it writes.
+    /// Features that a program must know before it writes.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct CompatRo: u64 {
         /// There is a tree of free space.
@@ -29,7 +29,7 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// Features that a program has to know before it reads.
+    /// Features that a program must know before it reads.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Incompat: u64 {
         /// References to extents in the format since the first release.
@@ -69,10 +69,10 @@ bitflags::bitflags! {
     }
 }
 
-/// The features that can be read here. Not included: experimental layouts, and zoned devices, which have the superblock
-/// in another place.
+/// The features that this crate can read. Not included: experimental layouts, and zoned devices, which have the
+/// superblock in another place.
 pub const READABLE: Incompat = Incompat::from_bits_retain(0x1_0fff);
-/// The features that can be written here.
+/// The features that this crate can write.
 pub const WRITABLE: Incompat =
     READABLE.difference(Incompat::RAID56).difference(Incompat::ZONED).difference(Incompat::SIMPLE_QUOTA);
 
@@ -87,7 +87,7 @@ pub struct Features {
     pub incompat: Incompat,
 }
 
-/// Why a filesystem is not read, or not written, because of its features.
+/// Why a filesystem cannot be read or written, because of its features.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Unsupported {
     /// Unsupported bits that a program must know to read.
@@ -108,7 +108,7 @@ impl Features {
     /// Checks that the filesystem can be read.
     ///
     /// # Errors
-    /// The bits that prevent it.
+    /// The bits that prevent it, as an error.
     pub fn check_reading(&self) -> Result<(), Unsupported> {
         let unread = self.incompat.difference(READABLE).difference(Incompat::empty());
         if !unread.is_empty() {
@@ -125,7 +125,7 @@ impl Features {
     /// Checks that the filesystem can be written.
     ///
     /// # Errors
-    /// The bits that prevent it.
+    /// The bits that prevent it, as an error.
     pub fn check_writing(&self) -> Result<(), Unsupported> {
         self.check_reading()?;
         let unwritten = self.incompat.difference(WRITABLE);

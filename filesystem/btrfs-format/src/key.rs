@@ -10,27 +10,27 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Numbers of trees and of other objects that are the same in every filesystem.
 pub mod objectid {
-    /// The tree of trees.
+    /// The root tree, which has the roots of all other trees.
     pub const ROOT_TREE: u64 = 1;
-    /// The tree of extents.
+    /// The extent tree.
     pub const EXTENT_TREE: u64 = 2;
-    /// The tree of chunks and devices.
+    /// The chunk tree, which also has the devices.
     pub const CHUNK_TREE: u64 = 3;
-    /// The tree of device extents.
+    /// The device tree, which has the device extents.
     pub const DEV_TREE: u64 = 4;
     /// The first subvolume.
     pub const FS_TREE: u64 = 5;
-    /// The directory of the tree of trees, which names the default subvolume.
+    /// The directory of the root tree, which names the default subvolume.
     pub const ROOT_TREE_DIR: u64 = 6;
-    /// The tree of checksums.
+    /// The checksum tree.
     pub const CSUM_TREE: u64 = 7;
-    /// The tree of quota groups.
+    /// The quota tree.
     pub const QUOTA_TREE: u64 = 8;
-    /// The tree that finds subvolumes by UUID.
+    /// The UUID tree, which finds subvolumes by UUID.
     pub const UUID_TREE: u64 = 9;
-    /// The tree of free space.
+    /// The free space tree.
     pub const FREE_SPACE_TREE: u64 = 10;
-    /// The tree of block groups, where these are not in the extent tree.
+    /// The block group tree, if block groups are not in the extent tree.
     pub const BLOCK_GROUP_TREE: u64 = 11;
     /// The tree of stripes of zoned devices.
     pub const RAID_STRIPE_TREE: u64 = 12;
@@ -40,15 +40,15 @@ pub mod objectid {
     pub const DEV_ITEMS: u64 = 1;
     /// The state of a balance.
     pub const BALANCE: u64 = -4_i64 as u64;
-    /// Inodes to be deleted.
+    /// Inodes that are to be deleted.
     pub const ORPHAN: u64 = -5_i64 as u64;
     /// Trees of the log.
     pub const TREE_LOG: u64 = -6_i64 as u64;
-    /// Names that the replay of the log repairs.
+    /// Names that the replay of the log must repair.
     pub const TREE_LOG_FIXUP: u64 = -7_i64 as u64;
     /// Trees of a relocation.
     pub const TREE_RELOC: u64 = -8_i64 as u64;
-    /// The tree of data that are relocated.
+    /// The tree of data that are being relocated.
     pub const DATA_RELOC_TREE: u64 = -9_i64 as u64;
     /// All checksums.
     pub const EXTENT_CSUM: u64 = -10_i64 as u64;
@@ -82,7 +82,7 @@ macro_rules! item_types {
         impl ItemType {
             $($(#[$doc])* pub const $name: ItemType = ItemType($value);)*
 
-            /// The name that the format gives a type, if it has one.
+            /// The name of the type in the format, if it has one.
             pub fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(stringify!($name)),)*
@@ -94,7 +94,7 @@ macro_rules! item_types {
 }
 
 item_types! {
-    /// Without a type of its own: the header of a space cache of version 1.
+    /// Used without a type: the header of a space cache of version 1.
     UNTYPED = 0;
     INODE_ITEM = 1;
     INODE_REF = 12;
@@ -131,9 +131,9 @@ item_types! {
     QGROUP_INFO = 242;
     QGROUP_LIMIT = 244;
     QGROUP_RELATION = 246;
-    /// A balance, under its own object.
+    /// A balance, under its own object number.
     TEMPORARY_ITEM = 248;
-    /// Statistics of a device, under their own object.
+    /// Statistics of a device, under their own object number.
     PERSISTENT_ITEM = 249;
     DEV_REPLACE = 250;
     UUID_SUBVOL = 251;
@@ -163,14 +163,14 @@ pub struct Key {
     pub objectid: u64,
     /// What the item is.
     pub item_type: ItemType,
-    /// Its meaning follows from the type.
+    /// Its meaning depends on the type.
     pub offset: u64,
 }
 
 impl Key {
-    /// The least key of all.
+    /// The lowest possible key.
     pub const MIN: Key = Key::new(0, ItemType(0), 0);
-    /// The greatest key of all.
+    /// The highest possible key.
     pub const MAX: Key = Key::new(u64::MAX, ItemType(u8::MAX), u64::MAX);
 
     /// A key of these parts.

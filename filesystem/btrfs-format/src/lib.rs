@@ -1,26 +1,27 @@
-//! The structures of Btrfs: bytes to values, values to the same bytes, and the rules that they must keep.
+//! The structures of Btrfs: decodes bytes to values, encodes values to the same bytes, and checks their rules.
 //!
-//! Pure: no I/O, no clock, no waiting. `docs/formats/btrfs.md` describes the format.
+//! It does no I/O, reads no clock and never waits. `docs/formats/btrfs.md` describes the format.
 //!
-//! From the bottom up:
+//! The modules, from the bottom up:
 //! - [`key`], [`features`], [`checksum`], [`names`], [`extent_refs`]: the parts of all other structures.
 //! - [`items`]: the data of each type of item, borrowed from the leaf.
 //! - [`superblock`], [`node`]: the blocks that items and pointers are in.
 //! - [`compress`]: compressed extents, decompressed into buffers of known size.
-//! - [`checker`], [`checker_items`]: the rules of nodes and of items; [`refusal`] has the broken rule and its place.
+//! - [`checker`], [`checker_items`]: the rules of nodes and of items; [`refusal`] names a broken rule and its place.
 //!
 //! Invariants:
-//! - No input makes this crate panic, loop, or allocate more than its own size, except 128 KiB for a compressed extent.
+//! - No input makes this crate panic, loop, or allocate more than the input's size (plus 128 KiB for a compressed
+//!   extent).
 //! - Decoding checks only the shape, and a decoded value encodes to the same bytes: reserved bytes and unknown flags
 //!   are kept, and nonzero ones are not refused.
 //!
-//! Structures and fields have the names of the format, as in Linux and btrfs-progs, and sizes have a unit. Numbers in
-//! borrowed structures are little-endian types with `get`. Lengths and counts that follow from the content are no
-//! fields; they are computed when the content is written.
+//! Structures and fields have the names of the format, as in Linux and btrfs-progs, and names of sizes include the
+//! unit. Numbers in borrowed structures are little-endian types with `get`. Lengths and counts that follow from the
+//! content have no fields; they are computed when the content is written.
 //!
 //! # Examples
 //!
-//! An item is read by its key and written again.
+//! Reads an item by its key and writes it again:
 //!
 //! ```
 //! use sealblock_btrfs_format::items::Item;
@@ -35,7 +36,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A name leads to the key of its directory entry.
+//! Finds the key of a directory entry from its name:
 //!
 //! ```
 //! use sealblock_btrfs_format::key::{ItemType, Key, objectid};

@@ -1,7 +1,7 @@
 //! Hashes of names: the sort keys of directory entries, extended attributes and long back references.
 //!
-//! The hash of a name is the offset of its item's key. Names with the same hash share an item, so a look-up compares
-//! the names in it. The hash is no protection: names with the same hash are easy to make.
+//! The hash of a name is the offset of its item's key. Names with the same hash share an item, so a look-up also
+//! compares the names. The hash protects against nothing: names with the same hash are easy to make.
 
 use crate::checksum::raw_crc32c;
 
@@ -16,7 +16,8 @@ pub fn name_hash(name: &[u8]) -> u64 {
     u64::from(raw_crc32c(NAME_SEED, name))
 }
 
-/// The hash of a name in the directory `parent`, as long back references are sorted by it. Only the low half of the directory's number counts.
+/// The hash of a name in the directory `parent`, by which long back references are sorted. Only the low half of the
+/// directory's number has an effect.
 pub fn extref_hash(parent: u64, name: &[u8]) -> u64 {
     u64::from(raw_crc32c(parent as u32, name))
 }
@@ -27,19 +28,19 @@ pub enum NameError {
     /// No bytes, or more than [`MAX_NAME_BYTES`].
     #[error("a name of {0} bytes: it has from 1 to 255")]
     Length(usize),
-    /// A slash or a zero, which no path can hold.
+    /// A slash or a zero byte, which no path can contain.
     #[error("a name with the byte {0:#04x}")]
     Byte(u8),
-    /// A dot or two, which mean directories.
+    /// One dot or two, which stand for directories.
     #[error("a name of dots alone")]
     Dots,
 }
 
-/// Checks a name of a file. Stored names may be invalid: they cannot be opened, and must not be given to code that
+/// Checks a name of a file. Stored names may be invalid. They cannot be opened, and must not be given to code that
 /// builds paths.
 ///
 /// # Errors
-/// When it is not valid.
+/// If it is not valid.
 pub fn check_file_name(name: &[u8]) -> Result<(), NameError> {
     if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
         return Err(NameError::Length(name.len()));
@@ -58,7 +59,8 @@ mod tests {
 
     #[test]
     fn hashes_of_known_names() {
-        // The first is the key of the entry that every filesystem has for its default subvolume; Linux stored the others.
+        // The first is the key of the entry that every filesystem has for its default subvolume; Linux stored the
+        // others.
         for (name, hash) in [
             (&b"default"[..], 2_378_154_706_u64),
             (b"linked", 240_998_133),
@@ -75,7 +77,7 @@ mod tests {
         assert_eq!(extref_hash(256, b"a"), extref_hash(256 | 1 << 32, b"a"));
         assert_ne!(extref_hash(256, b"a"), extref_hash(257, b"a"));
         assert_eq!(extref_hash(0xffff_fffe, b"a"), name_hash(b"a"));
-        // As Linux stored it.
+        // The value that Linux stored.
         assert_eq!(extref_hash(256, format!("{:0>200}", 81).as_bytes()), 5_315_563);
     }
 
@@ -98,7 +100,7 @@ mod tests {
 
     #[test]
     fn different_names_can_have_one_hash() {
-        // Among half a million names about thirty pairs are expected.
+        // Among half a million names, about thirty pairs are expected.
         let mut seen = HashMap::new();
         let name = |number: u64| format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let pair = (1..500_000_u64).find_map(|number| {

@@ -1,11 +1,12 @@
-//! Nodes of trees: a header, and then keys with pointers to other nodes, or keys with items whose data fill the leaf from its end.
+//! Nodes of trees: a header, followed by keys with pointers to other nodes, or by keys of items whose data fill the
+//! leaf from its end.
 //!
 //! ```text
 //! leaf    | header 101 | item 25 | item 25 | ... free ... | data of item 1 | data of item 0 |
 //! inner   | header 101 | pointer 33 | pointer 33 | ...                                       |
 //! ```
 //!
-//! [`Node::decode`] checks only that the counted parts are there. The checker makes nodes whose rules were checked.
+//! [`Node::decode`] checks only that as many parts as counted are there. The checker checks the rules.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -18,7 +19,7 @@ use crate::key::{DiskKey, Key};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Header {
-    /// The checksum of all that follows.
+    /// The checksum of everything after it.
     pub csum: [u8; FIELD_BYTES],
     /// The UUID of the filesystem.
     pub fsid: [u8; 16],
@@ -63,7 +64,7 @@ impl Header {
 #[repr(C)]
 pub struct ItemHead {
     key: DiskKey,
-    /// Where its data are, from the end of the header on.
+    /// The position of its data, counted from the end of the header.
     pub offset: U32,
     /// Bytes of its data.
     pub size: U32,
@@ -122,7 +123,7 @@ impl<'a> Node<'a> {
     /// Reads a node. Its checksum and the values of its parts are not checked.
     ///
     /// # Errors
-    /// When it is too small for the header, or for the items or pointers that it counts.
+    /// If it is too small for the header, or for the items or pointers that it counts.
     pub fn decode(bytes: &'a [u8]) -> Result<Node<'a>, DecodeError> {
         let (header, body) = head::<Header>("node", bytes, 0)?;
         let count = header.nritems.get() as usize;
@@ -161,7 +162,7 @@ impl<'a> Node<'a> {
         self.pointers
     }
 
-    /// The data of an item, if they are in the leaf, behind all heads.
+    /// The data of an item, if they are in the leaf and after all heads.
     pub fn data(&self, item: &ItemHead) -> Option<&'a [u8]> {
         let start = item.offset.get() as usize;
         let end = start.checked_add(item.size.get() as usize)?;
@@ -189,7 +190,7 @@ impl<'a> Node<'a> {
 /// checksum and level 0.
 ///
 /// # Errors
-/// When the items do not fit.
+/// If the items do not fit.
 pub fn write_leaf<'a>(
     header: &Header,
     items: impl IntoIterator<Item = (Key, &'a [u8])>,
@@ -206,7 +207,7 @@ pub fn write_leaf<'a>(
         if behind > start {
             return Err(full);
         }
-        // Both are below the size of a node, which has 32 bits.
+        // Both are smaller than a node, whose size has 32 bits.
         let item = ItemHead { key: key.into(), offset: (start as u32).into(), size: (data.len() as u32).into() };
         let body = &mut node[HEADER_BYTES..];
         body[front..behind].copy_from_slice(item.as_bytes());
@@ -219,7 +220,7 @@ pub fn write_leaf<'a>(
 /// Writes an inner node. Sets the header's count and checksum.
 ///
 /// # Errors
-/// When the pointers do not fit.
+/// If the pointers do not fit.
 pub fn write_inner(
     header: &Header,
     pointers: &[KeyPointer],

@@ -1,6 +1,6 @@
 //! Why a node is refused: the broken rule, and the field, item and node that break it.
 //!
-//! There are few rules and many fields, so the field is a parameter of the rule.
+//! There are few rules but many fields, so the field is a parameter of the rule.
 
 use crate::checksum::ChecksumMismatch;
 use crate::error::DecodeError;
@@ -15,7 +15,7 @@ pub enum Rule {
     /// The checksum is wrong.
     #[error(transparent)]
     Checksum(#[from] ChecksumMismatch),
-    /// The node is of another filesystem.
+    /// The node belongs to another filesystem.
     #[error("it is of another filesystem")]
     ForeignNode,
     /// A field does not have the required value.
@@ -71,12 +71,12 @@ pub enum Rule {
     /// Fields contradict each other, or a sum exceeds 64 bits.
     #[error("{0}")]
     Contradiction(&'static str),
-    /// Something overlaps what precedes it.
+    /// Something overlaps what comes before it.
     #[error("{what} begins at {start}, and the one before ends at {end}")]
     Overlap {
         /// What overlaps.
         what: &'static str,
-        /// Where the one before ends.
+        /// Where the previous one ends.
         end: u64,
         /// Where this one begins.
         start: u64,
@@ -87,7 +87,7 @@ pub enum Rule {
     /// It belongs to an inode, but follows an item of another object.
     #[error("it follows {0}, which is nothing of its inode")]
     Detached(Key),
-    /// References behind an extent are not sorted.
+    /// The references after an extent are not sorted.
     #[error("references are not in their order")]
     ReferenceOrder,
     /// It uses a feature that the filesystem does not have.
@@ -149,7 +149,7 @@ pub(crate) fn end(start: u64, length: u64, contradiction: &'static str) -> Resul
     start.checked_add(length).ok_or(Rule::Contradiction(contradiction))
 }
 
-/// Checks that something begins at or after the end of what precedes it.
+/// Checks that something begins at or after the end of what comes before it.
 pub(crate) fn behind(what: &'static str, start: u64, end: u64) -> Result<(), Rule> {
     if start >= end { Ok(()) } else { Err(Rule::Overlap { what, end, start }) }
 }

@@ -1,7 +1,7 @@
 //! The superblock: the first trees, the features of the filesystem, and the device.
 //!
-//! Each device has up to three copies at fixed places. All bytes are kept, also unknown bits and reserved bytes, so
-//! decoding and encoding never change a superblock. Only [`Superblock::check`] makes it trusted.
+//! Each device has up to three copies at fixed places. All bytes are kept, including unknown bits and reserved bytes,
+//! so decoding and encoding never change a superblock. It is trusted only after [`Superblock::check`].
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -26,7 +26,7 @@ const MIN_SECTOR_BYTES: u32 = 4096;
 /// The largest sector, and the largest node.
 pub const MAX_NODE_BYTES: u32 = 64 << 10;
 
-/// The offsets of the copies that a device of this size has: those that fit.
+/// The offsets of the copies that fit on a device of this size.
 pub fn copy_offsets(device_bytes: u64) -> impl Iterator<Item = u64> {
     COPY_OFFSETS.into_iter().filter(move |offset| offset + (SUPERBLOCK_BYTES as u64) < device_bytes)
 }
@@ -65,7 +65,7 @@ pub struct BackupRoot {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Superblock {
-    /// The checksum of all that follows.
+    /// The checksum of everything after it.
     pub csum: [u8; FIELD_BYTES],
     /// The public UUID.
     pub fsid: [u8; 16],
@@ -77,7 +77,7 @@ pub struct Superblock {
     pub magic: [u8; 8],
     /// The last transaction.
     pub generation: U64,
-    /// The address of the root node of the tree of trees.
+    /// The address of the root node of the root tree.
     pub root: U64,
     /// That of the chunk tree.
     pub chunk_root: U64,
@@ -97,9 +97,9 @@ pub struct Superblock {
     pub sector_bytes: U32,
     /// Bytes of a node.
     pub node_bytes: U32,
-    /// The same as bytes of a node.
+    /// The same value as the bytes of a node.
     pub leaf_bytes: U32,
-    /// As bytes of a sector, or 4096; unused.
+    /// The bytes of a sector, or 4096; unused.
     pub stripe_bytes: U32,
     /// The used bytes of `sys_chunk_array`.
     pub sys_chunk_array_bytes: U32,
@@ -121,19 +121,19 @@ pub struct Superblock {
     pub log_root_level: u8,
     /// The device that this copy is on.
     pub dev_item: DevItem,
-    /// A name, ended by a zero.
+    /// A name that ends with a zero byte.
     pub label: [u8; 256],
     /// The transaction up to which the space cache of version 1 is valid.
     pub cache_generation: U64,
     /// The transaction up to which the UUID tree is valid.
     pub uuid_tree_generation: U64,
-    /// The UUID that nodes carry, with METADATA_UUID.
+    /// The UUID in nodes, with METADATA_UUID.
     pub metadata_uuid: [u8; 16],
     /// Fields of experimental features, and reserved bytes; kept as they are.
     pub reserved: [u8; 224],
-    /// Keys and chunks, without gaps: the block groups of the chunk tree.
+    /// Keys and chunks of the block groups with the chunk tree, without gaps.
     pub sys_chunk_array: [u8; 2048],
-    /// The roots of the last transactions.
+    /// The roots of the last few transactions.
     pub backup_roots: [BackupRoot; 4],
     /// Kept as they are.
     pub padding: [u8; 565],
@@ -149,15 +149,15 @@ pub mod flags {
     pub const ERROR: u64 = 1 << 2;
     /// A seed device: read-only, and the base of another filesystem.
     pub const SEEDING: u64 = 1 << 32;
-    /// An image of metadata without data, whose chunks map logical addresses to the same places.
+    /// An image that has only metadata, whose chunks map logical addresses to the same places.
     pub const METADUMP: u64 = 1 << 33;
-    /// An image of metadata without data.
+    /// An image that has only metadata.
     pub const METADUMP_V2: u64 = 1 << 34;
     /// A change of UUIDs was interrupted, in an older and a newer form.
     pub const CHANGING_FSID: u64 = 1 << 35 | 1 << 36;
 }
 
-/// What is needed to read a filesystem's nodes. Only a checked superblock gives it.
+/// The properties that are needed to read a filesystem's nodes. Only a checked superblock provides them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     /// Bytes of a sector.
@@ -168,7 +168,7 @@ pub struct Geometry {
     pub checksum: ChecksumType,
     /// Features.
     pub features: Features,
-    /// The UUID that nodes carry.
+    /// The UUID in nodes.
     pub node_uuid: [u8; 16],
     /// The last transaction.
     pub generation: u64,
@@ -177,7 +177,7 @@ pub struct Geometry {
 /// Why a superblock is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SuperblockError {
-    /// Too few bytes, or too many.
+    /// The number of bytes is wrong.
     #[error(transparent)]
     Decode(#[from] DecodeError),
     /// Not a superblock of Btrfs.
@@ -204,7 +204,7 @@ pub enum SuperblockError {
         field: &'static str,
         /// Its value.
         value: u64,
-        /// The requirement.
+        /// What it must be.
         rule: &'static str,
     },
     /// The device's item belongs to another filesystem.
@@ -213,10 +213,10 @@ pub enum SuperblockError {
 }
 
 impl Superblock {
-    /// Takes bytes as a superblock; checks only their number.
+    /// Interprets bytes as a superblock; checks only their number.
     ///
     /// # Errors
-    /// When there are not 4096.
+    /// If there are not 4096.
     pub fn decode(bytes: &[u8]) -> Result<&Superblock, DecodeError> {
         whole("superblock", bytes)
     }
@@ -224,7 +224,7 @@ impl Superblock {
     /// Checks the copy that was read at an offset of a device. The caller checks the features.
     ///
     /// # Errors
-    /// When it is not a superblock, or contradicts itself.
+    /// If it is not a superblock, or contradicts itself.
     pub fn check(&self, read_at: u64) -> Result<Geometry, SuperblockError> {
         if self.magic != MAGIC {
             return Err(SuperblockError::Magic);
@@ -301,17 +301,17 @@ impl Superblock {
         }
     }
 
-    /// The UUID that nodes and the device's item carry.
+    /// The UUID in nodes and in the device's item.
     pub fn node_uuid(&self) -> [u8; 16] {
         if self.features().incompat.contains(Incompat::METADATA_UUID) { self.metadata_uuid } else { self.fsid }
     }
 
-    /// The label, up to its zero.
+    /// The label, without its zero byte.
     pub fn label(&self) -> &[u8] {
         self.label.split(|byte| *byte == 0).next().unwrap_or_default()
     }
 
-    /// The chunks of the chunk tree, with their keys. Ends with the first error.
+    /// The chunks of the chunk tree, with their keys. Stops at the first error.
     pub fn sys_chunks(&self) -> impl Iterator<Item = Result<(Key, Chunk<'_>), DecodeError>> {
         let length = self.sys_chunk_array.len().min(self.sys_chunk_array_bytes.get() as usize);
         let all = &self.sys_chunk_array[..length];
@@ -326,14 +326,14 @@ impl Superblock {
         })
     }
 
-    /// The index of the newest backup root; the next one, cyclically, is replaced next.
+    /// The index of the newest backup root; the one after it, cyclically, is overwritten next.
     pub fn newest_backup(&self) -> usize {
         let newest = |index: &usize| self.backup_roots[*index].tree_root_generation.get();
         (0..self.backup_roots.len()).max_by_key(newest).unwrap_or(0)
     }
 
-    /// True if another copy of the same device is equal but for its place. The log is ignored: a sync between
-    /// transactions writes it to the first copy only.
+    /// True if another copy of the same device is equal except for its place. The log is ignored, because a sync
+    /// between transactions writes it only to the first copy.
     pub fn says_the_same_as(&self, other: &Superblock) -> bool {
         let Superblock { csum, bytenr, log_root, log_root_transid, log_root_level, .. } = *self;
         *self == Superblock { csum, bytenr, log_root, log_root_transid, log_root_level, ..*other }

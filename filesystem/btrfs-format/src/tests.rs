@@ -1,5 +1,5 @@
-//! Properties of all structures: any bytes are refused or encode to the same bytes again, and items of the kernel
-//! decode to their known values.
+//! Properties of all structures: any bytes are refused or encode to the same bytes, and items from the kernel decode to
+//! their known values.
 
 use proptest::prelude::*;
 

@@ -1,7 +1,9 @@
-//! A Btrfs filesystem that this process reads, as what `filesystem/fuse` mounts.
+//! Presents a Btrfs filesystem, which this process reads, as a [`ReadFs`] for `filesystem/fuse`.
 //!
-//! A mount has one device number for all subvolumes, whose inode numbers overlap. So the number of an inode is that of its subvolume in the order in
-//! which they were met, in the highest 16 bits, and its own in the others: programs that tell files by their numbers see no two as one.
+//! A mount has one device number for all subvolumes, but inode numbers of different subvolumes overlap. So an inode
+//! number here has two parts: the highest 16 bits number the subvolumes in the order in which they were first seen, and
+//! the other bits are the inode's own number. Programs that identify files by their numbers never take two files for
+//! one.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,34 +16,34 @@ use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::names::check_file_name;
 use sealblock_fuse::{Attributes, DirectoryEntry, FsError, Kind, MAX_COOKIE, ReadFs, Seek, Statistics, Time};
 
-/// Bits of an inode's own number.
+/// The number of bits for an inode's own number.
 const INO_BITS: u32 = 48;
-/// In place of a subvolume: directories where one lay in the source of a snapshot.
+/// In place of a subvolume number: marks the empty directories that a snapshot has where its source had a subvolume.
 const PLACEHOLDER_SUBVOLUME: u64 = 0xffff;
-/// Subvolumes that a mount can show.
+/// The maximum number of subvolumes in a mount.
 const MAX_SUBVOLUMES: usize = 0xfffe;
-/// Entries that are read at once.
+/// The number of entries that are read at once.
 const ENTRIES: usize = 256;
-/// Nanoseconds of a second, which no time may have.
+/// Nanoseconds in a second; stored times must have fewer.
 const SECOND_NS: u32 = 1_000_000_000;
-/// Bytes of a run of data that is looked for.
+/// Bytes in which data are searched for at once.
 const RUN_BYTES: u64 = 1 << 40;
 
-/// A filesystem, or a part of it, that is mounted.
+/// A mounted filesystem, or a part of one.
 pub struct Mounted<'a> {
     filesystem: &'a Filesystem,
     root: u64,
-    /// The trees of subvolumes, in the order in which they were met.
+    /// The trees of subvolumes, in the order in which they were first seen.
     subvolumes: RefCell<Vec<TreeRoot>>,
-    /// The numbers of empty directories, by where they are.
+    /// The numbers of empty directories, by their parent directory and name.
     placeholders: RefCell<HashMap<(u64, Vec<u8>), u64>>,
 }
 
 impl<'a> Mounted<'a> {
-    /// All below a directory.
+    /// Presents everything below a directory.
     ///
     /// # Errors
-    /// When its number has more bits than there is room for.
+    /// If its inode number does not fit.
     pub fn new(filesystem: &'a Filesystem, root: &Inode) -> Result<Mounted<'a>, FsError> {
         let mut mounted =
             Mounted { filesystem, root: 0, subvolumes: RefCell::default(), placeholders: RefCell::default() };
@@ -49,7 +51,7 @@ impl<'a> Mounted<'a> {
         Ok(mounted)
     }
 
-    /// The number of an inode here.
+    /// The number of an inode in this mount.
     fn number(&self, tree: TreeRoot, ino: u64) -> Result<u64, FsError> {
         if ino >> INO_BITS != 0 {
             return Err(FsError::Damaged(format!(
@@ -70,7 +72,7 @@ impl<'a> Mounted<'a> {
         Ok((ordinal as u64) << INO_BITS | ino)
     }
 
-    /// The inode with a number; none for an empty directory.
+    /// The inode with this number; `None` for an empty directory.
     async fn inode(&self, number: u64) -> Result<Option<Inode>, FsError> {
         let (ordinal, ino) = (number >> INO_BITS, number & ((1 << INO_BITS) - 1));
         if ordinal == PLACEHOLDER_SUBVOLUME {
@@ -109,7 +111,8 @@ impl<'a> Mounted<'a> {
             size_bytes: inode.size(),
             blocks: item.nbytes.get().div_ceil(512),
             block_size_bytes: self.filesystem.storage().geometry().sector_bytes,
-            // As Linux packs them: the low byte of the minor number, the major one, and the rest of the minor one.
+            // As Linux packs them: the low byte of the minor number, the major number, and the rest of the minor
+            // number.
             device: ((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)) as u32,
             atime: time(item.atime),
             mtime: time(item.mtime),
@@ -117,14 +120,14 @@ impl<'a> Mounted<'a> {
         })
     }
 
-    /// An empty directory where a subvolume lay in the source of a snapshot.
+    /// The number of an empty directory, where the source of a snapshot had a subvolume.
     fn placeholder(&self, directory: u64, name: &[u8]) -> u64 {
         let mut placeholders = self.placeholders.borrow_mut();
         let next = PLACEHOLDER_SUBVOLUME << INO_BITS | (placeholders.len() as u64 + 2);
         *placeholders.entry((directory, name.to_vec())).or_insert(next)
     }
 
-    /// The number of what an entry leads to.
+    /// The number of an entry's target.
     async fn number_of(&self, number: u64, directory: &Inode, entry: &DirEntry) -> Result<u64, FsError> {
         match entry.target {
             Target::Inode(ino) => self.number(directory.tree, ino),
@@ -135,7 +138,7 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// The number of the directory that a directory lies in; its own one, of the root.
+    /// The number of the parent directory; for the root, its own number.
     async fn parent(&self, number: u64, directory: Option<&Inode>) -> Result<u64, FsError> {
         let Some(inode) = directory.filter(|_| number != self.root) else {
             let placeholders = self.placeholders.borrow();
@@ -194,7 +197,7 @@ fn to_fuse_error(error: ReadError) -> FsError {
     }
 }
 
-/// The place of a subvolume, with the owner of the directory that it is in, as Linux shows it.
+/// The empty directory in place of a subvolume; its owner is that of the parent directory, as in Linux.
 fn empty_directory(ino: u64, directory: &Inode) -> Attributes {
     let never = Time::default();
     Attributes {
@@ -225,7 +228,7 @@ impl ReadFs for Mounted<'_> {
         match self.filesystem.follow(&directory, &entry).await {
             Ok(Some(inode)) => self.attributes_of(&inode),
             Ok(None) => Ok(empty_directory(self.placeholder(parent, name), &directory)),
-            // The name is there, so its target should be.
+            // The name exists, so its target should exist.
             Err(error) => Err(FsError::Damaged(error.to_string())),
         }
     }
@@ -255,7 +258,7 @@ impl ReadFs for Mounted<'_> {
             return Ok(());
         }
         let Some(directory) = directory else { return Ok(()) };
-        // Indices begin at 2, so the one behind an entry is where reading goes on.
+        // Indices begin at 2; the next read begins at the index after the last entry.
         let mut from = cookie.max(2);
         loop {
             let entries = self.filesystem.entries(&directory, from, ENTRIES).await.map_err(to_fuse_error)?;

@@ -1,10 +1,10 @@
-//! From logical addresses to places on devices, for every profile.
+//! Maps logical addresses to places on devices, for every profile.
 //!
-//! A chunk maps a range of logical addresses to stripes, which are ranges of devices. Profiles with stripes cut the
-//! chunk into pieces of 64 KiB and lay them in rows, one piece on each stripe or pair of stripes. A look-up returns one
-//! piece at most, so its result is contiguous on each device.
+//! A chunk maps a range of logical addresses to stripes, which are ranges of devices. Profiles with stripes divide the
+//! chunk into pieces of 64 KiB and arrange them in rows, one piece on each stripe or pair of stripes. A look-up returns
+//! one piece at most, so its result is contiguous on each device.
 //!
-//! The map is a value: it grows while the chunk tree is read; after that its users share one that does not change.
+//! The map only grows while the chunk tree is read; after that its users share an unchanging one.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -29,15 +29,15 @@ pub struct Located {
     /// The number of contiguous bytes: at most the number requested, and at most up to the end of the piece or of the
     /// chunk.
     pub bytes: u64,
-    /// Every copy. With parity there is one.
+    /// All copies. With parity there is only one.
     pub copies: SmallVec<[Place; 4]>,
-    /// With parity the whole row: the place of the corresponding bytes in each piece, and the index of the requested
-    /// piece.
+    /// With parity, the whole row: the places of the bytes at the same offset in each piece, and the index of the
+    /// requested piece.
     pub row: Option<Row>,
 }
 
 impl Located {
-    /// The place of a part: `bytes` bytes from `offset` on, which must be within.
+    /// The place of `bytes` bytes from `offset` on, which must lie within this.
     pub(crate) fn part(&self, offset: u64, bytes: u64) -> Located {
         debug_assert!(offset + bytes <= self.bytes);
         let at = |place: &Place| Place { offset: place.offset + offset, ..*place };
@@ -72,7 +72,7 @@ pub enum MapError {
         /// The existing chunk.
         other: u64,
     },
-    /// A chunk has invalid flags, sizes or stripes; never a checked chunk.
+    /// A chunk has invalid flags, sizes or stripes; this never happens with a checked chunk.
     #[error("the chunk at {0} is none: its flags, size or stripes contradict each other")]
     Impossible(u64),
 }
@@ -92,11 +92,11 @@ pub struct ChunkMap {
 }
 
 impl ChunkMap {
-    /// Adds the chunk at a logical address. Adding the same chunk again changes nothing; chunks of the chunk tree are
-    /// in the superblock and in the chunk tree.
+    /// Adds the chunk at a logical address. Adding the same chunk again changes nothing; system chunks are both in the
+    /// superblock and in the chunk tree.
     ///
     /// # Errors
-    /// When it overlaps another one, or is invalid.
+    /// If it overlaps another chunk, or is invalid.
     pub fn add(&mut self, logical: u64, chunk: &Chunk) -> Result<(), MapError> {
         let bytes = chunk.head.length.get();
         let impossible = MapError::Impossible(logical);
@@ -124,10 +124,10 @@ impl ChunkMap {
         Ok(())
     }
 
-    /// The places of the first of `bytes` bytes from a logical address on. Call again for the rest.
+    /// The places of the first of `bytes` bytes from a logical address on. The caller calls it again for the rest.
     ///
     /// # Errors
-    /// When no chunk has the address.
+    /// If no chunk has the address.
     pub fn locate(&self, logical: u64, bytes: u64) -> Result<Located, MapError> {
         let before = self.chunks.range(..=logical).next_back();
         let (start, chunk) = before.ok_or(MapError::Unmapped(logical))?;
@@ -184,7 +184,7 @@ impl Mapped {
         }
     }
 
-    /// With parity each row begins one stripe later than the row before, and P and Q follow its data.
+    /// With parity, each row begins one stripe later than the previous row, and P and Q follow the data.
     fn locate_in_row(&self, piece: u64, within: u64, bytes: u64, parities: usize) -> Located {
         let (count, data) = (self.stripes.len(), self.stripes.len() - parities);
         let (row, wanted) = divide(piece, data);
@@ -201,7 +201,7 @@ impl Mapped {
         Located { bytes, copies: SmallVec::from_iter([pieces[wanted].1]), row: Some(Row { wanted, pieces }) }
     }
 
-    /// The offset of a byte of a stripe; it cannot overflow, which was checked when the chunk was added.
+    /// The offset of a byte of a stripe; it cannot overflow, as was checked when the chunk was added.
     fn at(&self, index: usize, offset: u64) -> Place {
         let stripe = self.stripes[index];
         Place { offset: stripe.offset + offset, ..stripe }
@@ -210,7 +210,7 @@ impl Mapped {
 
 /// Quotient and remainder by a number of stripes, which is never 0.
 fn divide(piece: u64, by: usize) -> (u64, usize) {
-    // A remainder is below a number of stripes, which has 16 bits.
+    // A remainder is smaller than the number of stripes, which has 16 bits.
     (piece / by as u64, (piece % by as u64) as usize)
 }
 

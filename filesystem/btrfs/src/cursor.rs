@@ -1,8 +1,8 @@
 //! Iterates over the items of a tree in key order, from any key on.
 //!
 //! Invariants:
-//! - Keys only ascend, also from one node to the next, so no tree makes a cursor loop or return a node twice.
-//! - A lost node does not end the iteration: [`Cursor::next`] reports it once and continues after it.
+//! - Keys only ascend, also from one node to the next, so no tree can make a cursor loop or return a node twice.
+//! - A lost node does not end the iteration: [`Cursor::next`] reports it once and then continues after it.
 
 use std::ops::RangeInclusive;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use sealblock_btrfs_format::checker::Expected;
 use crate::error::FsError;
 use crate::nodes::{LoadedNode, NodeCache};
 
-/// Leaves that are read ahead together.
+/// The number of leaves that are read ahead together.
 const READ_AHEAD: usize = 16;
 
 /// The root of a tree.
@@ -42,7 +42,7 @@ impl TreeRoot {
 struct Step {
     node: Rc<LoadedNode>,
     slot: usize,
-    /// The first key after the node in its tree.
+    /// The first key that follows the node in its tree.
     before: Option<Key>,
 }
 
@@ -50,16 +50,16 @@ struct Step {
 pub struct Cursor<'a> {
     nodes: &'a NodeCache,
     root: TreeRoot,
-    /// From the root node to the leaf; empty before the first step and behind the last one.
+    /// From the root node to the leaf; empty before the first step and after the last.
     path: Vec<Step>,
     range: RangeInclusive<Key>,
     /// True if the cursor begins at the last item that is not after the first key.
     from_floor: bool,
     /// True once the path to the first item was searched.
     is_placed: bool,
-    /// True once an item was returned.
+    /// True once an item has been returned.
     is_reading: bool,
-    /// True once a second leaf was needed: more leaves are likely to follow.
+    /// True once a second leaf was needed, so that more leaves are likely to be needed.
     is_sequential: bool,
 }
 
@@ -92,7 +92,7 @@ impl<'a> Cursor<'a> {
     /// The next item.
     ///
     /// # Errors
-    /// When a node on the path is lost. The next call continues after it.
+    /// If a node on the path is lost. The next call continues after it.
     pub async fn next(&mut self) -> Result<Option<(Key, &[u8])>, FsError> {
         if !self.is_placed {
             self.is_placed = true;
@@ -148,7 +148,7 @@ impl<'a> Cursor<'a> {
                 };
                 return Ok(());
             }
-            // The last child that begins at or before the key, because the key may be within it.
+            // The last child that begins at or before the key, because that child may contain the key.
             step.slot = view.pointers().partition_point(|pointer| pointer.key() <= *first).saturating_sub(1);
             self.descend().await?;
         }
@@ -189,7 +189,7 @@ impl<'a> Cursor<'a> {
         let absent: Vec<Expected> =
             children.map(|(expected, _)| expected).take_while(|one| !self.nodes.has(one.bytenr)).collect();
         if absent.len() > 1 {
-            // A lost leaf is reported when the cursor comes to it.
+            // A lost leaf is reported when the cursor reaches it.
             join_all(absent.iter().map(|expected| self.nodes.load(expected))).await;
         }
     }

@@ -1,10 +1,10 @@
-//! Reads the data of files: every sector from a copy that matches its checksum, with several requests at once.
+//! Reads the data of files: each sector from a copy that matches its checksum, with several requests at once.
 //!
 //! Invariants:
 //! - A sector without a checksum is returned only from files without checksums (NODATASUM). In any other file a missing
 //!   checksum is damage, as in Linux. Only [`Filesystem::read_any`] returns such sectors, and lists them.
 //! - A sector that does not match its checksum is never returned.
-//! - Bytes after the end of a file are never returned, whatever the extent has there.
+//! - Bytes beyond the end of a file are never returned, whatever the extent contains there.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -33,7 +33,7 @@ const ORDERED_IN_FLIGHT: usize = 12;
 
 /// The source of some bytes of a read.
 enum Source {
-    /// A run of stored sectors; the first `skip` bytes of them precede the wanted bytes.
+    /// A run of stored sectors, of which the first `skip` bytes precede the requested ones.
     Stored { logical: u64, bytes: u64, skip: usize },
     /// A part of a compressed extent.
     Compressed { stored: Stored, skip: usize },
@@ -49,10 +49,11 @@ struct Step {
 }
 
 impl Filesystem {
-    /// Reads bytes of a file or of a symbolic link's target; fewer at its end, and never more than [`MAX_FILE_READ_BYTES`].
+    /// Reads bytes of a file or of a symbolic link's target; fewer at its end, and never more than
+    /// [`MAX_FILE_READ_BYTES`].
     ///
     /// # Errors
-    /// When some of them are lost. A smaller read may get the others.
+    /// If some of them are lost. A smaller read may return the others.
     pub fn read<'a>(
         &'a self,
         inode: &'a Inode,
@@ -62,11 +63,11 @@ impl Filesystem {
         Box::pin(async move { self.read_as(inode, offset, bytes, None).await })
     }
 
-    /// The same, but sectors whose checksums are absent or lost are returned as they are stored: for callers that
-    /// prefer unchecked data to none. Returns also the unchecked bytes of the file, in no order.
+    /// The same, but sectors whose checksums are absent or lost are returned as stored, for callers that prefer
+    /// unchecked data to none. Returns also the unchecked bytes of the file, in no order.
     ///
     /// # Errors
-    /// The errors of [`Filesystem::read`], except for missing checksums.
+    /// As for [`Filesystem::read`], except for missing checksums.
     pub fn read_any<'a>(
         &'a self,
         inode: &'a Inode,
@@ -80,7 +81,7 @@ impl Filesystem {
         })
     }
 
-    /// Reads bytes of a file. With a list, sectors without checksums are returned as well, and added to it.
+    /// Reads bytes of a file. With a list, sectors without checksums are also returned, and are added to the list.
     async fn read_as(
         &self,
         inode: &Inode,
@@ -116,10 +117,11 @@ impl Filesystem {
         Ok(out.unwrap_or_else(|| Buffer::zeroed(length)).freeze())
     }
 
-    /// Some bytes of a file in steps of [`ORDERED_STEP_BYTES`], several of which are read at once: the start of each
-    /// step, and its data.
+    /// Reads bytes of a file in steps of [`ORDERED_STEP_BYTES`], several at once; yields the start of each step, and
+    /// its data, in order.
     ///
-    /// A step with contiguous data is one request to a device, and its data stay in the buffer in which they arrived.
+    /// For a step with contiguous data, one request is sent to a device, and the data stay in the buffer in which they
+    /// arrive.
     pub fn read_in_order<'a>(
         &'a self,
         inode: &'a Inode,
@@ -133,14 +135,14 @@ impl Filesystem {
         stream::iter(starts).map(read).buffered(ORDERED_IN_FLIGHT)
     }
 
-    /// What must be read for the bytes of a part from `from` up to `to`.
+    /// Adds what must be read for the bytes of a part from `from` up to `to`.
     fn add_steps(&self, steps: &mut Vec<Step>, part: Part, from: u64, to: u64) {
         let (first, last) = (part.start.max(from), part.end().min(to));
         if first >= last {
             return;
         }
         let (at, bytes) = ((first - from) as usize, (last - first) as usize);
-        // The offset of the wanted bytes in the part.
+        // The offset of the requested bytes in the part.
         let into = first - part.start;
         match part.content {
             Content::Hole | Content::Prealloc(_) => {}
@@ -149,7 +151,7 @@ impl Filesystem {
                 steps.push(Step { at, bytes, source });
             }
             Content::Stored(stored) if stored.compression != Compression::None => {
-                // The checker bounds the uncompressed extent by 128 KiB.
+                // The checker limits the uncompressed extent to 128 KiB.
                 let skip = (stored.offset + into) as usize;
                 steps.push(Step { at, bytes, source: Source::Compressed { stored, skip } });
             }
@@ -178,7 +180,7 @@ impl Filesystem {
     ) -> Result<Slice, FsError> {
         let (start, end) = (offset + step.at as u64, offset + (step.at + step.bytes) as u64);
         let cut = |data: &[u8], skip: usize| {
-            // An item may have fewer bytes than it records; the rest reads as zeroes.
+            // An item may contain fewer bytes than it records; the rest reads as zeroes.
             let end = data.len().min(skip + step.bytes);
             Slice::copy_from(&data[skip.min(end)..end])
         };
@@ -186,7 +188,7 @@ impl Filesystem {
             Source::Stored { logical, bytes, skip } => {
                 let (data, without) = self.read_stored(inode, *logical, *bytes, unverified.is_some()).await?;
                 if let Some(list) = unverified {
-                    // Sectors begin before the wanted bytes, and may end after them.
+                    // The sectors begin before the requested bytes, and may end after them.
                     let in_file = |at: u64| (start + (at - logical)).saturating_sub(*skip as u64).clamp(start, end);
                     list.borrow_mut().extend(without.iter().map(|range| in_file(range.start)..in_file(range.end)));
                 }
@@ -280,7 +282,7 @@ impl Filesystem {
         }
     }
 
-    /// A whole compressed extent, decompressed; true unless a part of it had no checksum.
+    /// Reads a whole compressed extent and decompresses it; also returns true unless a part of it had no checksum.
     async fn read_plain(
         &self,
         inode: &Inode,
@@ -293,7 +295,7 @@ impl Filesystem {
         }
         let (data, without) = self.read_stored(inode, stored.logical, stored.stored_bytes, takes_unsummed).await?;
         let plain = Rc::new(self.decompress(stored.compression, &data, stored.plain_bytes, stored.logical)?);
-        // Cached extents are returned as checked.
+        // A cached extent counts as checked.
         if without.is_empty() {
             self.plain.put(stored.logical, &plain);
         }
@@ -302,7 +304,7 @@ impl Filesystem {
 
     fn decompress(&self, kind: Compression, data: &[u8], plain_bytes: u64, logical: u64) -> Result<Vec<u8>, FsError> {
         let fail = |why| FsError::Compressed { logical, why };
-        // The checker bounds it as well; this bounds an allocation.
+        // The checker limits it as well; here it limits an allocation.
         let plain_bytes = usize::try_from(plain_bytes).ok().filter(|bytes| *bytes <= MAX_EXTENT_BYTES);
         let plain_bytes = plain_bytes.ok_or_else(|| fail(CompressError::Extent(usize::MAX)))?;
         let sector_bytes = self.storage().geometry().sector_bytes as usize;

@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - All devices of a set have the same UUID, and each number occurs once. A device that is given twice, or together
-//!   with an older copy, is refused, because no rule could decide which one is right.
+//!   with an older copy of it, is refused, because no rule could decide which one is right.
 //! - The set uses its newest intact superblock. A device with an older superblock missed at least one transaction: its
 //!   data are used only if a checksum proves them ([`Device::is_stale`]).
 
@@ -46,7 +46,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// True if it checks its blocks against protection information that it stores.
+    /// True if it checks its blocks against protection information that it stores itself.
     pub fn has_seals(&self) -> bool {
         self.device.geometry().protection.is_some() || self.device.abilities().seals
     }
@@ -72,7 +72,7 @@ impl DeviceSet {
     /// Opens targets as the devices of one filesystem.
     ///
     /// # Errors
-    /// When a target is not a device of a filesystem, when they do not belong together, or when the filesystem is not
+    /// If a target is not a device of a filesystem, if the targets do not belong together, or if the filesystem is not
     /// supported.
     pub async fn open(candidates: Vec<Candidate>) -> Result<DeviceSet, FsError> {
         if candidates.is_empty() || candidates.len() > MAX_DEVICES {
@@ -119,12 +119,12 @@ impl DeviceSet {
         &self.superblock
     }
 
-    /// What is needed to read its nodes.
+    /// The properties that are needed to read its nodes.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// True if it is an image of metadata, without the data.
+    /// True if it is an image that has only metadata.
     pub fn is_metadata_image(&self) -> bool {
         self.superblock.flags.get() & flags::METADUMP_V2 != 0
     }
@@ -148,7 +148,7 @@ impl DeviceSet {
     /// Reads bytes of a device, which checks them if it can.
     ///
     /// # Errors
-    /// Why they cannot be read.
+    /// If they cannot be read; the error has the reason.
     pub async fn read(&self, place: Place, bytes: u64) -> Result<Slice, CopyFault> {
         let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
         let data = read_bytes(&device.device, place.offset, bytes).await?;
@@ -156,7 +156,7 @@ impl DeviceSet {
         Ok(data)
     }
 
-    /// Bytes of data that were transferred from the devices to this host since the set was opened, without superblocks.
+    /// Bytes of data transferred from the devices to this host since the set was opened, not counting superblocks.
     pub fn transferred_bytes(&self) -> u64 {
         self.transferred_bytes.get()
     }
@@ -167,7 +167,7 @@ impl DeviceSet {
     }
 }
 
-/// Refuses a device of another filesystem than the one before, or of another history of the same filesystem.
+/// Refuses a device of another filesystem than the first device, or of another history of the same filesystem.
 fn check_belongs(
     (before, of_before, other): (&Superblock, &Geometry, &str),
     (superblock, geometry, name): (&Superblock, &Geometry, &str),
@@ -199,7 +199,7 @@ fn trees_of(superblock: &Superblock) -> [u64; 5] {
     [root, chunk_root, chunk_root_generation, bytes_used, num_devices].map(|field| field.get())
 }
 
-/// Refuses filesystems that would be read wrongly.
+/// Refuses filesystems that this crate would read wrongly.
 fn check_readable(superblock: &Superblock, geometry: &Geometry) -> Result<(), FsError> {
     geometry.features.check_reading()?;
     let set = superblock.flags.get();
@@ -237,8 +237,8 @@ async fn superblock_at(device: &DynDevice, offset: u64) -> Result<(Box<Superbloc
     Ok((Box::new(*superblock), geometry))
 }
 
-/// The newest intact superblock of a device; of several the first one. A copy of an older filesystem, which the current
-/// one did not overwrite, is ignored.
+/// The newest intact superblock of a device; if several are equally new, the first one. A copy of an older filesystem,
+/// which the current one did not overwrite, is ignored.
 async fn find_superblock(name: &str, device: &DynDevice) -> Result<Found, FsError> {
     let (mut intact, mut bad) = (Vec::new(), Vec::new());
     for (index, offset) in copy_offsets(device.geometry().capacity_bytes()).enumerate() {
@@ -263,7 +263,7 @@ async fn find_superblock(name: &str, device: &DynDevice) -> Result<Found, FsErro
             bad.push((offset, mirror, CopyFault::Old { found: geometry.generation, newest }));
             continue;
         }
-        // All copies are written in one transaction. If they differ, one was changed, and nothing tells which.
+        // All copies are written in one transaction. If they differ, one was changed, and nothing shows which one.
         match &found {
             None => found = Some((mirror, superblock, geometry)),
             Some((first, counts, _)) if !counts.says_the_same_as(&superblock) => {

@@ -1,4 +1,4 @@
-//! Directories: their entries in the order of creation, an entry by its name, and the inode of a path.
+//! Directories: their entries in the order of creation, the entry with a given name, and the inode at a path.
 
 use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs_format::items::Item;
@@ -14,7 +14,8 @@ use crate::subvolumes::Subvolume;
 
 /// The maximum number of symbolic links in one look-up, as in Linux.
 pub const MAX_LINKS: usize = 40;
-/// The maximum depth of directories below the first subvolume, and of subvolumes: enough for the longest possible path.
+/// The maximum depth of directories below the first subvolume, and of nested subvolumes: enough for the longest
+/// possible path.
 const MAX_DEPTH: usize = 4096;
 
 /// The target of an entry.
@@ -29,7 +30,7 @@ pub enum Target {
 /// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirEntry {
-    /// Its name: any bytes; the checker checked only their number.
+    /// Its name, which may contain any bytes; the checker only checked their number.
     pub name: Vec<u8>,
     /// Its index, which no other entry ever had; 0 if it was found by name.
     pub index: u64,
@@ -53,7 +54,7 @@ impl Filesystem {
     /// At most `most` entries of a directory with index `from` or higher, in the order of their indices.
     ///
     /// # Errors
-    /// When a leaf is lost. The entries before it are not returned; those after it begin at a later index.
+    /// If a leaf is lost. The entries before it are not returned; those after it can be read from a later index.
     pub fn entries<'a>(
         &'a self,
         directory: &'a Inode,
@@ -79,7 +80,7 @@ impl Filesystem {
     /// All readable entries of a directory, and its lost parts.
     ///
     /// # Errors
-    /// When it is not a directory.
+    /// If it is not a directory.
     pub fn reachable_entries<'a>(&'a self, directory: &'a Inode) -> FsFuture<'a, (Vec<DirEntry>, Vec<FsError>)> {
         Box::pin(async move {
             require_directory(directory)?;
@@ -102,7 +103,7 @@ impl Filesystem {
     /// The entry of this name, if it exists.
     ///
     /// # Errors
-    /// When it is not a directory, or cannot be read.
+    /// If it is not a directory, or cannot be read.
     pub fn entry<'a>(
         &'a self,
         directory: &'a Inode,
@@ -129,7 +130,7 @@ impl Filesystem {
     /// place.
     ///
     /// # Errors
-    /// When it does not exist, or cannot be read.
+    /// If it does not exist, or cannot be read.
     pub async fn follow(&self, directory: &Inode, entry: &DirEntry) -> Result<Option<Inode>, FsError> {
         match entry.target {
             Target::Inode(ino) => self.inode(directory.tree, ino).await.map(Some),
@@ -146,16 +147,16 @@ impl Filesystem {
     /// The top directory of a subvolume.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If it cannot be read.
     pub async fn top(&self, subvolume: &Subvolume) -> Result<Inode, FsError> {
         self.inode(subvolume.root, subvolume.root_dirid).await
     }
 
-    /// The inode at a path below a directory. Symbolic links in it are followed within the filesystem, absolute ones
-    /// from this directory; a link at the end if `follow_last`.
+    /// The inode at a path below a directory. Symbolic links on the way are followed within the filesystem, absolute
+    /// ones from this directory; a link at the end is followed if `follow_last`.
     ///
     /// # Errors
-    /// When a part does not exist, is not a directory, or cannot be read.
+    /// If a part does not exist, is not a directory, or cannot be read.
     pub fn resolve<'a>(
         &'a self,
         top: Inode,
@@ -221,7 +222,7 @@ impl Filesystem {
     /// Every path of an inode from the top of its subvolume.
     ///
     /// # Errors
-    /// When a name of the path cannot be read.
+    /// If a name of the path cannot be read.
     pub async fn paths(&self, tree: TreeRoot, ino: u64) -> Result<Vec<Vec<u8>>, FsError> {
         let mut paths = Vec::new();
         for name in self.names(tree, ino).await? {
@@ -237,7 +238,7 @@ impl Filesystem {
     /// name.
     ///
     /// # Errors
-    /// When a name of the path cannot be read, or the path does not end.
+    /// If a name of the path cannot be read, or the path has no end.
     pub async fn path_of_directory(&self, tree: TreeRoot, ino: u64) -> Result<Vec<u8>, FsError> {
         let (mut parts, mut at) = (Vec::new(), ino);
         while at != objectid::FIRST_FREE {
@@ -261,7 +262,7 @@ impl Filesystem {
     /// The path of a subvolume from the top of the first one, in the same form.
     ///
     /// # Errors
-    /// When a name of the path cannot be read, or the path does not end.
+    /// If a name of the path cannot be read, or the path has no end.
     pub async fn path_of_subvolume(&self, id: u64) -> Result<Vec<u8>, FsError> {
         let (mut path, mut at, mut depth) = (Vec::new(), id, 0);
         while at != objectid::FS_TREE {

@@ -1,6 +1,6 @@
 //! Why data or metadata of a filesystem cannot be read, and what is wrong with a copy.
 //!
-//! A bad copy is a [`BadCopy`], whether another copy was good or not. An [`FsError`] means that nothing could be read:
+//! A bad copy is a [`BadCopy`], whether or not another copy was good. An [`FsError`] means that nothing could be read:
 //! no copy was good, an item is absent, or the filesystem is not supported.
 
 use std::fmt;
@@ -23,13 +23,13 @@ pub enum CopyFault {
     /// Its device is missing.
     #[error("the device is missing")]
     Missing,
-    /// Its device missed transactions, and the data have no checksum that tells them from older data.
+    /// Its device missed transactions, and no checksum shows whether the data are current.
     #[error("the device is of an older transaction, and the data have no checksum")]
     Stale,
     /// The device reports that it is damaged or cannot be read.
     #[error("{0}")]
     Unreadable(Error),
-    /// An impossible place of a device: not a multiple of its blocks, or after its end.
+    /// The place is impossible on the device: not a multiple of its blocks, or beyond its end.
     #[error("no block of the device begins there")]
     NoBlock,
     /// A node that breaks a rule.
@@ -41,7 +41,7 @@ pub enum CopyFault {
     /// The data do not match their checksum.
     #[error("{0}")]
     Checksum(ChecksumMismatch),
-    /// Other pieces of the row, from which it would be restored, are missing or damaged too.
+    /// The other pieces of the row, from which it would be restored, are missing or damaged too.
     #[error("{0}")]
     Parity(ParityError),
     /// A superblock that is older than another one of its device.
@@ -64,7 +64,7 @@ pub struct BadCopy {
     pub logical: Option<u64>,
     /// Its place.
     pub place: Place,
-    /// The number of the copy, from 1. Numbers after the copies are restored from parity.
+    /// The number of the copy, from 1. Numbers after those of the copies stand for pieces restored from parity.
     pub mirror: usize,
     /// What is wrong.
     pub fault: CopyFault,
@@ -109,7 +109,7 @@ pub enum FsError {
         /// What is wrong with its first superblock.
         why: CopyFault,
     },
-    /// Targets that do not belong together, or are too few.
+    /// Targets that do not belong together, or too few of them.
     #[error("{0}")]
     Devices(String),
     /// Features that are not supported.
@@ -143,9 +143,9 @@ pub enum FsError {
     /// An item contradicts other items.
     #[error("{what} contradicts itself: {why}")]
     Contradiction {
-        /// What.
+        /// The item.
         what: String,
-        /// How.
+        /// The contradiction.
         why: String,
     },
     /// A sector of a file that should have a checksum has none.
@@ -159,7 +159,7 @@ pub enum FsError {
     SumsLost {
         /// The first address of the data.
         logical: u64,
-        /// Why.
+        /// The reason.
         why: Box<FsError>,
     },
     /// A compressed extent cannot be decompressed, although its checksum may match.
@@ -167,7 +167,7 @@ pub enum FsError {
     Compressed {
         /// Its logical address; 0 for an inline extent.
         logical: u64,
-        /// Why.
+        /// The reason.
         why: CompressError,
     },
 }

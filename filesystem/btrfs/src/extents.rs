@@ -99,7 +99,7 @@ impl Filesystem {
     /// The parts of a file that overlap the bytes from `from` up to `to`, in order. Gaps between them are holes.
     ///
     /// # Errors
-    /// When a leaf is lost, or parts overlap.
+    /// If a leaf is lost, or parts overlap.
     pub async fn parts(&self, inode: &Inode, from: u64, to: u64) -> Result<Vec<Part>, FsError> {
         let key = |offset| Key::new(inode.ino, ItemType::EXTENT_DATA, offset);
         let mut parts: Vec<Part> = Vec::new();
@@ -124,11 +124,12 @@ impl Filesystem {
         Ok(parts)
     }
 
-    /// The next run of stored bytes of a file from `from` on, as its first byte and the byte after it. Holes and never
-    /// written space separate runs. A run is cut at `most` bytes, and may end after the end of the file.
+    /// The next run of stored bytes of a file from `from` on, as its first byte and the byte after it. Holes and space
+    /// that was never written separate runs. A run is cut off after `most` bytes, and may extend beyond the end of the
+    /// file.
     ///
     /// # Errors
-    /// When a leaf is lost, or parts overlap.
+    /// If a leaf is lost, or parts overlap.
     pub async fn next_data(&self, inode: &Inode, from: u64, most: u64) -> Result<Option<(u64, u64)>, FsError> {
         let key = |offset| Key::new(inode.ino, ItemType::EXTENT_DATA, offset);
         let mut cursor = Cursor::from_floor(self.nodes(), inode.tree, key(from)..=key(u64::MAX));
@@ -158,7 +159,7 @@ impl Filesystem {
     /// The checksums of stored sectors, in runs without gaps. Sectors without checksums are in no run.
     ///
     /// # Errors
-    /// When a leaf of the checksum tree is lost, or there is no checksum tree.
+    /// If a leaf of the checksum tree is lost, or there is no checksum tree.
     pub async fn sums(&self, logical: u64, bytes: u64) -> Result<Vec<Sums>, FsError> {
         match self.sums_left(logical, bytes).await {
             (runs, None) => Ok(runs),
@@ -166,7 +167,7 @@ impl Filesystem {
         }
     }
 
-    /// The same with all readable checksums, and the first error of the others.
+    /// The same, but returns all readable checksums, and the first error for the others.
     pub(crate) async fn sums_left(&self, logical: u64, bytes: u64) -> (Vec<Sums>, Option<FsError>) {
         let tree = match self.csum_tree().await {
             Ok(tree) => tree,
@@ -188,7 +189,7 @@ impl Filesystem {
                     continue;
                 }
             };
-            // The checker ensured that a run ends below the last address.
+            // The checker has ensured that a run ends below the highest address.
             let found_end = found.offset + (data.len() / sum) as u64 * sector;
             let (from, to) = (found.offset.max(expected), found_end.min(end));
             if from >= to {

@@ -1,7 +1,7 @@
 //! A filesystem that is open for reading: its devices, its chunks, and the roots of its trees.
 //!
-//! Opening reads the superblocks, their chunks, and with these the chunk tree. A lost part of the chunk tree is a
-//! finding and does not prevent opening: everything in the known chunks can still be read.
+//! Opening reads the superblocks, the system chunks in them, and with these the chunk tree. A lost part of the chunk
+//! tree is a finding but does not prevent opening: everything in the known chunks can still be read.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ use crate::nodes::{DEFAULT_CACHE_BYTES, NodeCache};
 use crate::replicas::Storage;
 use crate::roots::{self, Chosen, RootSource, Roots, RootsFrom, add_chunks_of_devices};
 
-/// The number of decompressed extents in the cache: a reader in small steps needs each several times.
+/// The number of decompressed extents in the cache, because a reader in small steps needs each several times.
 const PLAIN_EXTENTS: usize = 32;
 
 /// Options for opening a filesystem.
@@ -54,7 +54,7 @@ pub struct KnownDevice {
     pub is_missing: bool,
 }
 
-/// A device that is smaller than the filesystem records: it was truncated, or copied to a smaller one.
+/// A device that is smaller than the filesystem records: it was truncated, or copied to a smaller device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShortDevice {
     /// Its number.
@@ -72,7 +72,7 @@ impl fmt::Display for ShortDevice {
     }
 }
 
-/// The extents that were decompressed last, by logical address.
+/// The most recently decompressed extents, by logical address.
 pub(crate) struct PlainExtents(RefCell<LruCache<u64, Rc<Vec<u8>>>>);
 
 impl PlainExtents {
@@ -97,9 +97,9 @@ pub struct Filesystem {
     roots: Roots,
     /// The lost parts of the chunk tree.
     lost_chunks: Vec<FsError>,
-    /// Copies of the root node of the tree of trees that are valid but differ from the first one.
+    /// Copies of the root node of the root tree that are valid but differ from the first one.
     differing_roots: Vec<BadCopy>,
-    /// The checksum tree, once it was searched.
+    /// The checksum tree, once it has been looked up.
     csum_tree: Cell<Option<TreeRoot>>,
     pub(crate) plain: PlainExtents,
 }
@@ -108,7 +108,7 @@ impl Filesystem {
     /// Opens the filesystem on these devices.
     ///
     /// # Errors
-    /// When they are not devices of one filesystem, when it is not supported, or when no chunk is left.
+    /// If they are not devices of one filesystem, if it is not supported, or if no chunk can be read.
     pub fn open(
         candidates: Vec<Candidate>,
         options: OpenOptions,
@@ -138,7 +138,7 @@ impl Filesystem {
                 if chunks_of_devices > 0 {
                     storage = Storage { devices: nodes.into_devices(), map: chunks.map.clone() };
                     nodes = NodeCache::new(storage, options.cache_bytes);
-                    // One of them may have a newer root.
+                    // One of these chunks may contain a newer root.
                     trees = choose_trees(&nodes, &superblock, options.roots, &chunks).await?;
                 }
             }
@@ -171,18 +171,18 @@ impl Filesystem {
         self.storage().devices.superblock()
     }
 
-    /// Its devices by number, with the missing ones.
+    /// Its devices by number, including the missing ones.
     pub fn known_devices(&self) -> &BTreeMap<u64, KnownDevice> {
         &self.known
     }
 
-    /// Present devices that are too small. Images of metadata have no data and may have any size.
+    /// Present devices that are too small. An image that has only metadata may have any size.
     pub fn short_devices(&self) -> Vec<ShortDevice> {
         if self.storage().devices.is_metadata_image() {
             return Vec::new();
         }
         let short = self.storage().devices.iter().filter_map(|(devid, device)| {
-            // If the newest chunk tree is lost, the device's own item has its size.
+            // If the newest chunk tree is lost, the device's own superblock item has its size.
             let known = self.known.get(&devid).filter(|_| self.roots.chunks.source == RootSource::Superblock);
             let item = known.map_or(&device.item, |known| &known.item);
             let (bytes, wanted_bytes) = (device.device.geometry().capacity_bytes(), item.total_bytes.get());
@@ -191,8 +191,9 @@ impl Filesystem {
         short.collect()
     }
 
-    /// Sizes in the superblocks that contradict the items of devices in the chunk tree. Copies of a superblock that were changed alike
-    /// agree with each other, and only the tree shows the change. Nothing if the newest chunk tree is not whole.
+    /// Sizes in the superblocks that contradict the items of the devices in the chunk tree. If all copies of a
+    /// superblock were changed in the same way, they agree with each other, and only the chunk tree shows the change.
+    /// Empty if the newest chunk tree is incomplete.
     pub fn size_contradictions(&self) -> Vec<FsError> {
         let mut found = Vec::new();
         if !self.lost_chunks.is_empty() || self.roots.chunks.source != RootSource::Superblock {
@@ -207,7 +208,7 @@ impl Filesystem {
         let superblock = self.superblock();
         let count = self.known.len() as u64;
         compare("the number of devices".into(), superblock.num_devices.get(), count, 0);
-        // Older kernels cut sizes of devices to whole sectors in one of the two only.
+        // Older kernels rounded sizes of devices down to whole sectors in only one of the two places.
         let slack = u64::from(self.storage().geometry().sector_bytes) - 1;
         let sizes = self.known.values().map(|device| device.item.total_bytes.get());
         let sum = sizes.fold(0, u64::saturating_add);
@@ -226,14 +227,14 @@ impl Filesystem {
         &self.lost_chunks
     }
 
-    /// Copies of the root node of the tree of trees that are valid but differ from the copy before them on the same
-    /// device, which is used.
+    /// Copies of the root node of the root tree that are valid but differ from the copy before them on the same device,
+    /// which is used instead.
     pub fn differing_roots(&self) -> &[BadCopy] {
         &self.differing_roots
     }
 
-    /// True if there is a log of syncs after the last transaction. It is not replayed: reads return the last
-    /// transaction.
+    /// True if there is a log tree, for syncs after the last transaction. It is not replayed: reads return the state of
+    /// the last transaction.
     pub fn has_log(&self) -> bool {
         self.superblock().log_root.get() != 0
     }
@@ -243,7 +244,7 @@ impl Filesystem {
         self.roots.chunks.root
     }
 
-    /// The tree of trees.
+    /// The root tree.
     pub fn root_tree(&self) -> TreeRoot {
         self.roots.trees.root
     }
@@ -253,7 +254,7 @@ impl Filesystem {
         &self.roots
     }
 
-    /// The roots of one of the two trees in the superblock, the newest first, and the errors of those that cannot be
+    /// The roots of one of the two trees in the superblock, the newest first, with an error for those that cannot be
     /// read.
     pub fn root_candidates(&self, tree: u64) -> LocalBoxFuture<'_, Vec<(Chosen, Option<FsError>)>> {
         Box::pin(async move {
@@ -274,7 +275,7 @@ impl Filesystem {
     /// The root of a tree, if the tree exists.
     ///
     /// # Errors
-    /// When the tree of trees is lost there.
+    /// If that part of the root tree is lost.
     pub async fn tree(&self, id: u64) -> Result<Option<TreeRoot>, FsError> {
         match id {
             objectid::ROOT_TREE => return Ok(Some(self.root_tree())),
@@ -287,7 +288,7 @@ impl Filesystem {
     /// The tree of checksums.
     ///
     /// # Errors
-    /// When it does not exist, or the tree of trees is lost there.
+    /// If it does not exist, or if that part of the root tree is lost.
     pub async fn csum_tree(&self) -> Result<TreeRoot, FsError> {
         if let Some(tree) = self.csum_tree.get() {
             return Ok(tree);
@@ -298,8 +299,7 @@ impl Filesystem {
         Ok(tree)
     }
 
-    /// All trees: those in the superblock, and those in the tree of trees. Returns also the lost parts of the tree of
-    /// trees.
+    /// All trees: those in the superblock, and those in the root tree. Returns also the lost parts of the root tree.
     pub async fn trees(&self) -> (Vec<TreeRoot>, Vec<FsError>) {
         let (mut trees, mut lost) = (vec![self.root_tree(), self.chunk_root()], Vec::new());
         let mut cursor = Cursor::all(&self.nodes, self.root_tree());
@@ -318,10 +318,10 @@ impl Filesystem {
     }
 }
 
-/// Refuses devices that were written independently, as happens when each is mounted degraded: after the same number of
-/// transactions both have the same one, and every node of either is valid. The root node of the tree of trees is
-/// rewritten in each transaction, so its copies show this. Copies that differ on one device are damage and not two
-/// histories: the first one is used, and the others are returned.
+/// Refuses devices that were written separately, for instance because each was mounted degraded. After the same number
+/// of transactions both have the same transaction number, and every node of either is valid. The root node of the root
+/// tree is rewritten in each transaction, so its copies reveal this. If copies on the same device differ, this is
+/// damage and not two histories: the first one is used, and the others are returned.
 async fn check_history(nodes: &NodeCache, root_tree: TreeRoot) -> Result<Vec<BadCopy>, FsError> {
     // A lost node is reported where it is read.
     let Ok(copies) = nodes.read_copies(&root_tree.expected()).await else { return Ok(Vec::new()) };
@@ -401,9 +401,9 @@ impl Chunks {
         }
     }
 
-    /// Adds the relevant parts of an item of the chunk tree.
+    /// Adds what is relevant in an item of the chunk tree.
     fn add(&mut self, key: Key, data: &[u8]) -> Result<(), FsError> {
-        // The checker decoded every item of the node.
+        // The checker has decoded every item of the node.
         match Item::decode(key, data) {
             Ok(Item::Chunk(chunk)) => {
                 self.map.add(key.offset, &chunk)?;
@@ -420,7 +420,7 @@ impl Chunks {
     }
 }
 
-/// The root of the tree of trees that is used; the newest one if none can be read.
+/// The root of the root tree that is used; the newest one if none can be read.
 async fn choose_trees(
     nodes: &NodeCache,
     superblock: &Superblock,
@@ -436,7 +436,7 @@ async fn choose_trees(
     }
 }
 
-/// Determines which devices are missing, and refuses devices that differ from those in the chunk tree.
+/// Determines which devices are missing, and refuses devices that do not match those in the chunk tree.
 fn check_devices(
     devices: &DeviceSet,
     known: &mut BTreeMap<u64, KnownDevice>,

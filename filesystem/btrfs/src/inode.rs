@@ -68,7 +68,7 @@ impl Inode {
         self.item.size.get()
     }
 
-    /// Major and minor number of a device node, in the kernel's own form.
+    /// Major and minor number of a device node, in the kernel's internal form.
     pub fn device_numbers(&self) -> Option<(u64, u64)> {
         /// Bits of a minor number.
         const MINOR_BITS: u32 = 20;
@@ -110,7 +110,7 @@ impl Filesystem {
     /// An inode of a subvolume.
     ///
     /// # Errors
-    /// When it does not exist, or cannot be read.
+    /// If it does not exist, or cannot be read.
     pub fn inode(&self, tree: TreeRoot, ino: u64) -> LocalBoxFuture<'_, Result<Inode, FsError>> {
         Box::pin(async move {
             let mut cursor = self.cursor(tree, items_of(ino, ItemType::INODE_ITEM));
@@ -127,7 +127,7 @@ impl Filesystem {
     /// The extended attributes of an inode, as stored.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     pub fn xattrs<'a>(&'a self, inode: &'a Inode) -> LocalBoxFuture<'a, Result<Vec<Xattr>, FsError>> {
         Box::pin(async move {
             let mut cursor = self.cursor(inode.tree, items_of(inode.ino, ItemType::XATTR_ITEM));
@@ -145,7 +145,7 @@ impl Filesystem {
     /// All names of an inode.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     pub async fn names(&self, tree: TreeRoot, ino: u64) -> Result<Vec<Name>, FsError> {
         let range = Key::new(ino, ItemType::INODE_REF, 0)..=Key::new(ino, ItemType::INODE_EXTREF, u64::MAX);
         let (mut cursor, mut all) = (self.cursor(tree, range), Vec::new());
@@ -166,7 +166,7 @@ impl Filesystem {
     /// The target of a symbolic link.
     ///
     /// # Errors
-    /// When it is not a symbolic link, or cannot be read.
+    /// If it is not a symbolic link, or cannot be read.
     pub fn read_link<'a>(&'a self, inode: &'a Inode) -> LocalBoxFuture<'a, Result<Vec<u8>, FsError>> {
         Box::pin(async move {
             if inode.kind != FileKind::Symlink {

@@ -1,36 +1,36 @@
-//! Btrfs on its devices, read-only: filesystems of one or several devices, their trees, directories and files, and
-//! their damage.
+//! Reads Btrfs from its devices: filesystems of one or several devices, their trees, directories and files, and their
+//! damage.
 //!
-//! `sealblock-btrfs-format` has single structures; this crate has the rules between many of them. Requests to devices
-//! are reads, verifications and checksums; nothing is written.
+//! `sealblock-btrfs-format` defines single structures; this crate has the rules that connect them. It sends reads,
+//! verifies and checksum requests to devices, and writes nothing.
 //!
 //! - [`Filesystem::open`]: from devices to trees; a [`Candidate`] is a device that may belong to the filesystem.
-//! - [`Cursor`]: the items of a tree in order, past nodes that are lost.
+//! - [`Cursor`]: the items of a tree in order, skipping lost nodes.
 //! - [`walk::Walk`], [`Filesystem::resolve`], [`Filesystem::read`]: directories, paths, and the data of files.
 //! - [`verify`]: every copy of everything that is in use.
 //! - [`chunk_map`]: from a logical address to every copy of it, for all nine profiles.
 //! - [`parity`]: restores missing or damaged pieces of a row of RAID5 or RAID6 from the others.
 //!
-//! | profile | devices of a byte | of them may be lost |
+//! | profile | devices with a byte | how many may be lost |
 //! | --- | --- | --- |
 //! | SINGLE, RAID0 | 1 | 0 |
-//! | DUP | 1, twice | 0, but either copy |
+//! | DUP | 1, two copies | 0, but either copy |
 //! | RAID1, RAID10 | 2 | 1 |
 //! | RAID1C3, RAID1C4 | 3, 4 | 2, 3 |
-//! | RAID5, RAID6 | 1, and its row | 1, 2 of the row |
+//! | RAID5, RAID6 | 1, and the rest of its row | 1, 2 of the row |
 //!
 //! Invariants:
-//! - A map holds only valid chunks that do not overlap, so a look-up fails only for an address outside all chunks, and
+//! - A map has only valid chunks that do not overlap, so a look-up fails only for an address outside all chunks, and
 //!   never leaves a stripe.
-//! - Only nodes and sectors that passed their check are returned; a sector without a checksum only from a file without
-//!   checksums.
-//! - Whatever a filesystem holds, each of its nodes and directories is visited once, and lengths have limits.
-//! - Restored data have the length of their sources. Only a checksum can tell whether they are right, because a damaged
+//! - Only nodes and sectors that passed their check are returned, and a sector without a checksum only from a file
+//!   without checksums.
+//! - Whatever a filesystem contains, each of its nodes and directories is visited once, and lengths are limited.
+//! - Restored data have the length of their sources. Only a checksum can show whether they are right, because a damaged
 //!   source gives wrong data.
 //!
 //! # Examples
 //!
-//! Restores a piece of RAID6 whose device is missing, while another piece has a wrong checksum:
+//! Restores a piece in RAID6, where one device is missing and another piece has a wrong checksum:
 //!
 //! ```
 //! use sealblock_btrfs::parity;
@@ -43,7 +43,7 @@
 //! # Ok::<(), parity::ParityError>(())
 //! ```
 //!
-//! The places of a byte in a chunk with two copies on one device:
+//! The places of a byte of a chunk with two copies on one device:
 //!
 //! ```
 //! use sealblock_btrfs::chunk_map::{ChunkMap, Place};

@@ -1,8 +1,9 @@
 //! Nodes in memory: each is read and checked once, and cached while there is room.
 //!
 //! Invariants:
-//! - A node that is returned passed the checker as the node that its parent, its root item or the superblock names.
-//! - The size of the cache is bounded ([`NodeCache::new`]); nodes in use outlive it, at most eight for each cursor.
+//! - A returned node passed the checker, and is the one that its parent, its root item or the superblock names.
+//! - The size of the cache is limited ([`NodeCache::new`]); nodes in use stay in memory after they leave it, at most
+//!   eight for each cursor.
 
 use std::cell::{Cell, RefCell};
 use std::num::NonZeroUsize;
@@ -106,7 +107,8 @@ impl NodeCache {
         self.nodes.borrow().contains(&bytenr)
     }
 
-    /// Damaged copies since the last call, whose other copies were good. If there are very many, only some of them.
+    /// Damaged copies since the last call, whose other copies were good. If there are very many, only some of them are
+    /// returned.
     pub fn take_bad_copies(&self) -> Vec<BadCopy> {
         std::mem::take(&mut self.bad_copies.borrow_mut())
     }
@@ -114,7 +116,7 @@ impl NodeCache {
     /// The expected node.
     ///
     /// # Errors
-    /// When no copy of it passes the checker.
+    /// If no copy of it passes the checker.
     pub async fn load(&self, expected: &Expected) -> Result<Rc<LoadedNode>, FsError> {
         let geometry = self.storage.geometry();
         let kept = self.nodes.borrow_mut().get(&expected.bytenr).map(Rc::clone);
@@ -123,7 +125,7 @@ impl NodeCache {
                 Ok(()) => return Ok(node),
                 Err(refusal) => CopyFault::Node(refusal),
             };
-            // The valid copy is not the expected node; another copy may be.
+            // This valid copy is not the expected node, but another copy may be.
             tracing::debug!(bytenr = expected.bytenr, %wrong, "a node that is kept is not the one that is expected");
         }
         let check = |bytes: &[u8]| check_node(bytes, geometry, expected).map(drop).map_err(CopyFault::Node);
@@ -142,10 +144,10 @@ impl NodeCache {
     }
 
     /// Reads every copy of a node, concurrently. If valid copies differ, the first one is used and the others are bad.
-    /// A node restored from parity is no copy; it is tried only if no copy passes.
+    /// A node restored from parity is not a copy; restoring is tried only if no copy passes.
     ///
     /// # Errors
-    /// When the node has no place.
+    /// If the node has no place.
     pub async fn read_copies(&self, expected: &Expected) -> Result<NodeCopies, FsError> {
         let geometry = self.storage.geometry();
         let pieces = self.storage.pieces(expected.bytenr, u64::from(geometry.node_bytes))?;

@@ -1,8 +1,8 @@
 //! P and Q of RAID5 and RAID6, and the pieces that they restore.
 //!
-//! Bytes are elements of the field of 256 with the polynomial 11Dh. P is the sum of all data pieces, which is their
-//! exclusive or. Q is the sum of the pieces times 2 to the power of their number. One missing piece follows from either
-//! of them, two from both.
+//! Bytes are elements of the field with 256 elements and the polynomial 11Dh. P is the sum of all data pieces, that is,
+//! their exclusive or. Q is the sum of the data pieces, each multiplied by 2 to the power of its number. One missing
+//! piece can be computed from either of them, two from both.
 
 /// The role of a piece in its row.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -15,7 +15,7 @@ pub enum Role {
     Q,
 }
 
-/// The available pieces do not suffice.
+/// The available pieces are not sufficient.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ParityError {
     /// More pieces are missing than there is parity.
@@ -34,7 +34,7 @@ pub enum ParityError {
 /// The number of different powers of 2 in a field of 256 elements.
 const ORDER: usize = 255;
 
-/// Powers of 2, twice in a row, and the logarithm of each element but 0.
+/// The powers of 2, twice in a row, and the logarithm of each element except 0.
 struct Tables {
     power: [u8; 2 * ORDER],
     logarithm: [u8; 256],
@@ -78,7 +78,7 @@ fn inverse(a: u8) -> u8 {
 fn add_to(sum: &mut [u8], piece: &[u8], factor: u8) {
     let pairs = sum.iter_mut().zip(piece);
     match factor {
-        // Most pieces are only added.
+        // Most pieces only have to be added.
         1 => pairs.for_each(|(sum, byte)| *sum ^= byte),
         _ => pairs.for_each(|(sum, byte)| *sum ^= multiply(*byte, factor)),
     }
@@ -99,10 +99,10 @@ pub fn q(data: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Restores the data piece with this number from its row: all data pieces in order, and parity. A `None` piece is
-/// missing or damaged. Only a checksum can tell whether the result is right.
+/// missing or damaged. Only a checksum can show whether the result is right.
 ///
 /// # Errors
-/// When too many pieces are missing, or the pieces do not form a row.
+/// If too many pieces are missing, or if the pieces do not form a row.
 pub fn restore(
     wanted: usize,
     data: &[Option<&[u8]>],

@@ -1,12 +1,12 @@
 //! Reads a logical range from the first copy that passes its check.
 //!
 //! Each piece of a range has *mirrors*: its copies, and with parity the ways to restore it from the rest of its row.
-//! They are tried in order, those on devices of the newest transaction first, until one passes the caller's check.
-//! Mirrors that failed are returned with the data, so that a report can name them.
+//! They are tried until one passes the caller's check, those on devices with the newest transaction first. Mirrors that
+//! failed are returned with the data, so that a report can name them.
 //!
 //! Invariants:
-//! - Returned data passed the check. Without a checksum ([`Check::None`]) any data that the device returns pass, and
-//!   copies on a stale device are not used: they may be older than the last write.
+//! - Returned data passed the check. Without a checksum ([`Check::None`]) any data that the device returns pass, but
+//!   copies on a stale device are not used, because they may be older than the last write.
 //! - A piece that is restored from parity is checked like any other, because a damaged source gives a wrong piece.
 
 use sealblock_btrfs_format::checksum::{Checksum, ChecksumMismatch, ChecksumType};
@@ -38,7 +38,7 @@ pub enum Check<'a> {
     None,
 }
 
-/// Data, and the copies that failed before.
+/// Data, and the copies that failed before it was found.
 pub struct Verified {
     /// The data.
     pub data: Slice,
@@ -56,7 +56,8 @@ impl Storage {
     pub fn mirrors(located: &Located) -> usize {
         match &located.row {
             None => located.copies.len(),
-            // The piece itself, restored with P, with Q, and with both without one other piece each.
+            // The piece itself; the piece restored with P, and with Q; and with both, once for each other piece that is
+            // left out.
             Some(row) => match parities(row) {
                 1 => 2,
                 _ => 3 + data_pieces(row) - 1,
@@ -67,7 +68,7 @@ impl Storage {
     /// Reads a piece from one of its mirrors, counted from 0, unchecked.
     ///
     /// # Errors
-    /// Why it cannot be read.
+    /// If it cannot be read; the error has the reason.
     pub async fn read_mirror(&self, located: &Located, mirror: usize) -> Result<Slice, CopyFault> {
         match (&located.row, mirror) {
             (Some(row), 1..) => self.restore(row, located.bytes, mirror).await,
@@ -75,8 +76,8 @@ impl Storage {
         }
     }
 
-    /// Restores the requested piece of a row. Mirror 1 uses P, 2 uses Q, and each further one both, without one other
-    /// piece.
+    /// Restores the requested piece of a row. Mirror 1 uses P, mirror 2 uses Q, and each later one uses both and leaves
+    /// out one other piece.
     async fn restore(&self, row: &Row, bytes: u64, mirror: usize) -> Result<Slice, CopyFault> {
         let other = |index: usize| if index < row.wanted { index } else { index + 1 };
         let without = mirror.checked_sub(3).map(other);
@@ -87,7 +88,7 @@ impl Storage {
                 Role::P => mirror != 2,
                 Role::Q => mirror != 1,
             };
-            // A missing piece may not be needed; the end of this function checks that there are enough.
+            // A missing piece may not be needed; the end of this function checks whether there are enough.
             let piece = if is_used { self.devices.read(*place, bytes).await.ok() } else { None };
             match role {
                 Role::Data(index) => data[*index] = piece,
@@ -100,7 +101,7 @@ impl Storage {
         Ok(Slice::copy_from(&restored))
     }
 
-    /// The order in which the mirrors of a piece are tried: those on devices of the newest transaction first.
+    /// The order in which the mirrors of a piece are tried: those on devices with the newest transaction first.
     fn order(&self, located: &Located) -> impl Iterator<Item = usize> + use<'_> {
         let is_stale = |mirror: &usize| {
             let place = located.copies.get(*mirror);
@@ -129,7 +130,7 @@ impl Storage {
     /// all pieces come from the same mirror.
     ///
     /// # Errors
-    /// When no mirror passes, or the range has no place.
+    /// If no mirror passes, or the range has no place.
     pub async fn read_whole(
         &self,
         logical: u64,
@@ -155,7 +156,7 @@ impl Storage {
             let located = self.map.locate(at, left.min(MAX_READ_BYTES))?;
             let length = located.bytes;
             pieces.push((at, located));
-            // A place that was found is below the end of all addresses.
+            // A place that was found lies below the highest address.
             (at, left) = (at + length, left - length);
         }
         Ok(pieces)
@@ -175,7 +176,7 @@ impl Storage {
     /// Reads data of whole sectors. Each sector comes from a mirror in which it passes.
     ///
     /// # Errors
-    /// The first sector that passes in no mirror, or a range that has no place.
+    /// If a sector passes in no mirror (the first such), or the range has no place.
     pub async fn read_data(&self, logical: u64, bytes: u64, check: Check<'_>) -> Result<Verified, FsError> {
         let pieces = self.pieces(logical, bytes)?;
         let mut all = Verified { data: Slice::empty(), bad: Vec::new() };
@@ -205,7 +206,7 @@ impl Storage {
                     None => return Ok(Verified { data, bad }),
                     Some(_) => return self.read_sectors(logical, located, check, bad).await,
                 },
-                // A device that cannot read a whole piece may be able to read most of its sectors.
+                // If a device cannot read a whole piece, it may still be able to read most of its sectors.
                 Err(CopyFault::Unreadable(_)) if located.bytes > u64::from(self.geometry().sector_bytes) => {
                     return self.read_sectors(logical, located, check, bad).await;
                 }
@@ -263,7 +264,7 @@ impl Storage {
 }
 
 impl Check<'_> {
-    /// The check of a part of the data.
+    /// The part of the check that applies to a part of the data.
     pub(crate) fn part(self, offset: usize, bytes: usize, geometry: &Geometry) -> Self {
         match self {
             Check::None => Check::None,

@@ -1,13 +1,14 @@
-//! The roots of the chunk tree and of the tree of trees: those in a superblock, and substitutes if they are lost.
+//! The roots of the chunk tree and of the root tree: those in a superblock, and substitutes if they are lost.
 //!
-//! Each of the two trees uses the first root that can be read, in this order: the root in the superblock; those in its
-//! four backups, the newest first; and for the tree of trees the newest root node that a search of the block groups
-//! finds. In place of a lost chunk tree, a search of the system chunks uses all its leaves, the newest first. Chunks
-//! that are still unknown follow from the device tree, for profiles in which the order of stripes does not matter.
+//! For each of the two trees, the first root that can be read is used, in this order: the root in the superblock; those
+//! in its four backups, the newest first; and for the root tree the newest root node that a search of the block groups
+//! finds. If the chunk tree is lost, a search of the system chunks collects all its leaves, the newest first. Chunks
+//! that are still unknown are reconstructed from the device tree, for profiles in which the order of stripes does not
+//! matter.
 //!
 //! Invariants:
-//! - Older roots are used only if the caller asks for them ([`RootsFrom`]), and [`Roots`] reports it.
-//! - An older item never replaces a newer one: chunks and devices are added, and existing ones stay.
+//! - Older roots are used only if the caller permits it ([`RootsFrom`]), and [`Roots`] reports it.
+//! - An older item never replaces a newer one: missing chunks and devices are added, and existing ones stay.
 //! - A search keeps at most 100000 nodes, the newest ones.
 
 use std::collections::BTreeMap;
@@ -77,11 +78,11 @@ pub struct Chosen {
 /// The roots from which a filesystem was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Roots {
-    /// That of the chunk tree.
+    /// The root of the chunk tree.
     pub chunks: Chosen,
-    /// That of the tree of trees.
+    /// The root of the root tree.
     pub trees: Chosen,
-    /// The number of chunks that only the device tree has.
+    /// The number of chunks that are only in the device tree.
     pub chunks_of_devices: usize,
 }
 
@@ -123,7 +124,7 @@ fn backup_of(superblock: &Superblock, index: usize) -> &BackupRoot {
 /// The root of one of the two trees that is used: the newest one, that of a backup, or the first that can be read.
 ///
 /// # Errors
-/// When there is no such backup.
+/// If there is no such backup.
 pub(crate) async fn choose(
     nodes: &NodeCache,
     superblock: &Superblock,
@@ -201,7 +202,7 @@ async fn node_at(nodes: &NodeCache, bytenr: u64, tree: u64) -> Option<TreeRoot> 
     of_tree(&read.data)
 }
 
-/// The root of the tree of trees that a search finds: at the level that the superblock records, if there is one,
+/// The root of the root tree that a search finds: one at the level that the superblock records, if there is one,
 /// otherwise the newest.
 pub(crate) async fn find_root_tree(
     nodes: &NodeCache,
@@ -246,7 +247,7 @@ pub(crate) async fn add_chunks_of_devices(nodes: &NodeCache, root_tree: TreeRoot
         let Ok(Some((key, data))) = cursor.next().await else { continue };
         let Ok(Item::BlockGroup(group)) = Item::decode(key, data) else { continue };
         let flags = BlockGroupFlags::from_bits_retain(group.flags.get());
-        // For profiles with stripes only the chunk has the order of its pieces.
+        // For profiles with stripes, only the chunk itself has the order of its pieces.
         let has_no_order = matches!(
             flags.profile(),
             Some(Profile::Single | Profile::Dup | Profile::Raid1 | Profile::Raid1C3 | Profile::Raid1C4)
@@ -273,10 +274,10 @@ fn head_of(bytes: u64, flags: BlockGroupFlags, stripes: usize) -> ChunkHead {
     }
 }
 
-/// The root of a tree, if the tree of trees has it.
+/// The root of a tree, if the root tree has it.
 ///
 /// # Errors
-/// When the tree of trees is lost there.
+/// If that part of the root tree is lost.
 pub(crate) async fn find_tree(nodes: &NodeCache, root_tree: TreeRoot, id: u64) -> Result<Option<TreeRoot>, FsError> {
     let key = |offset| Key::new(id, ItemType::ROOT_ITEM, offset);
     let mut cursor = Cursor::new(nodes, root_tree, key(0)..=key(u64::MAX));
@@ -287,7 +288,7 @@ pub(crate) async fn find_tree(nodes: &NodeCache, root_tree: TreeRoot, id: u64) -
     Ok(found)
 }
 
-/// The root of the tree of a root item, unless it has no node left.
+/// The root of the tree that a root item describes, unless the tree has no nodes left.
 pub(crate) fn tree_root(key: Key, data: &[u8]) -> Option<TreeRoot> {
     match Item::decode(key, data) {
         Ok(Item::Root(root)) if key.item_type == ItemType::ROOT_ITEM && root.head.bytenr != 0 => Some(TreeRoot {

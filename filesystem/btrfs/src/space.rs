@@ -1,4 +1,4 @@
-//! The space of data and trees, its profiles, and its use.
+//! The space for data and trees: its profiles, and how much is used.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ impl Filesystem {
     /// The space by use and profile ([`BlockGroupFlags`]).
     ///
     /// # Errors
-    /// When the chunk tree, or the tree with block groups, cannot be read.
+    /// If the chunk tree, or the tree with block groups, cannot be read.
     pub async fn space(&self) -> Result<BTreeMap<u64, Space>, FsError> {
         let mut all = BTreeMap::new();
         let mut cursor = Cursor::all(self.nodes(), self.chunk_root());
@@ -42,8 +42,8 @@ impl Filesystem {
         let has_own = self.storage().geometry().features.compat_ro.contains(CompatRo::BLOCK_GROUP_TREE);
         let id = if has_own { objectid::BLOCK_GROUP_TREE } else { objectid::EXTENT_TREE };
         let tree = self.tree(id).await?.ok_or_else(|| FsError::Absent("tree with block groups".into()))?;
-        // The key of a block group is its address and its length: one look-up for each is cheaper than a walk over all
-        // extents.
+        // The key of a block group consists of its address and length, so one look-up for each is cheaper than a walk
+        // over all extents.
         for (logical, bytes) in self.storage().map.ranges() {
             let key = Key::new(logical, ItemType::BLOCK_GROUP_ITEM, bytes);
             let mut cursor = self.cursor(tree, key..=key);

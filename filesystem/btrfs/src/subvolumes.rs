@@ -31,13 +31,13 @@ pub struct Parent {
 /// A subvolume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Subvolume {
-    /// Its tree, which has the same number.
+    /// The root of its tree, which has the same number.
     pub root: TreeRoot,
     /// The inode of its top directory.
     pub root_dirid: u64,
     /// True if it is read-only.
     pub is_read_only: bool,
-    /// True if it is being deleted: parts of it may be gone, and their space reused.
+    /// True if it is being deleted: parts of it may be gone, and their space may be reused.
     pub is_dead: bool,
     /// Its UUID; zero if it has none.
     pub uuid: [u8; 16],
@@ -52,7 +52,7 @@ pub struct Subvolume {
 }
 
 impl Filesystem {
-    /// All subvolumes, by number. Returns also the lost parts of the tree of trees.
+    /// All subvolumes, by number. Returns also the lost parts of the root tree.
     pub fn subvolumes(&self) -> LocalBoxFuture<'_, (BTreeMap<u64, Subvolume>, Vec<FsError>)> {
         Box::pin(async move {
             let (mut all, mut lost) = (BTreeMap::<u64, Subvolume>::new(), Vec::new());
@@ -70,7 +70,7 @@ impl Filesystem {
     /// A subvolume.
     ///
     /// # Errors
-    /// When it does not exist, or cannot be read.
+    /// If it does not exist, or cannot be read.
     pub fn subvolume(&self, id: u64) -> LocalBoxFuture<'_, Result<Subvolume, FsError>> {
         Box::pin(async move {
             let absent = || FsError::Absent(format!("subvolume {id}"));
@@ -86,10 +86,10 @@ impl Filesystem {
         })
     }
 
-    /// The number of the subvolume that a mount without a choice uses.
+    /// The number of the subvolume that is mounted by default.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If it cannot be read.
     pub fn default_subvolume(&self) -> LocalBoxFuture<'_, Result<u64, FsError>> {
         Box::pin(async move {
             let key = Key::new(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, name_hash(DEFAULT_NAME));
@@ -105,10 +105,10 @@ impl Filesystem {
     }
 
     /// True if the entry for a subvolume is at its recorded position. A snapshot has entries for the subvolumes that
-    /// were in its source, but not these subvolumes.
+    /// were in its source, but not the subvolumes themselves.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If it cannot be read.
     pub async fn lies_at(&self, child: u64, outer: u64, dirid: u64, name: &[u8]) -> Result<bool, FsError> {
         let key = Key::new(outer, ItemType::ROOT_REF, child);
         let mut cursor = self.cursor(self.root_tree(), key..=key);
@@ -122,7 +122,7 @@ impl Filesystem {
     }
 }
 
-/// Adds an item of the tree of trees to the subvolumes.
+/// Adds an item of the root tree to the subvolumes.
 fn add(all: &mut BTreeMap<u64, Subvolume>, key: Key, data: &[u8]) {
     if !objectid::is_subvolume(key.objectid) {
         return;

@@ -1,15 +1,15 @@
 //! Checks a filesystem, or files of it: every copy of every node, every copy of all data, and parity.
 //!
-//! The order: superblocks and devices; the nodes of all trees, those of subvolumes last, whose leaves show which data
-//! should have checksums; data with checksums, in the order of the checksum tree; data without; parity. At the end the
-//! trees of subvolumes are searched for the files that use damaged data.
+//! The order: superblocks and devices; the nodes of all trees (subvolumes last, because their leaves show which data
+//! should have checksums); data with checksums, in the order of the checksum tree; data without; parity. At the end it
+//! searches the trees of subvolumes for the files that use damaged data.
 //!
 //! Invariants:
-//! - The verdict is "clean" only if every copy of everything in use was checked against a checksum or a seal. Data that
-//!   could not be checked are counted by reason ([`WhyUnchecked`]). Data without a checksum are never clean merely
-//!   because they could be read.
+//! - The verdict is "clean" only if every copy of everything in use was checked against a checksum or protection
+//!   information. Data that could not be checked are counted by reason ([`WhyUnchecked`]). Data without a checksum
+//!   never count as clean merely because they could be read.
 //! - Nothing is written.
-//! - Memory is bounded ([`VerifyOptions`]); what does not fit is counted as unchecked.
+//! - Memory is limited ([`VerifyOptions`]); what does not fit counts as unchecked.
 
 mod copies;
 mod data;
@@ -49,7 +49,7 @@ use walk::{Seen, find_sharers, walk};
 /// Checks a whole filesystem.
 ///
 /// # Errors
-/// When devices must compute the checksums ([`Mode::Offload`]) and one cannot. Everything else is in the report.
+/// If devices must compute the checksums ([`Mode::Offload`]) and one cannot. Everything else is in the report.
 pub fn verify<'a>(
     fs: &'a Filesystem,
     options: VerifyOptions,
@@ -72,10 +72,10 @@ async fn scan(session: &Session<'_>) -> Result<(), Stopped> {
     let mut subvolumes: Vec<TreeRoot> = of_files.iter().map(|tree| tree.root).collect();
     let (mut seen, mut leaves) = (Seen::new(session.options.most_nodes), Leaves::new(session.options.most_ranges));
     if sums.is_none() {
-        // It is an item of the tree of trees, so that tree is damaged.
+        // The item of the checksum tree is in the root tree, so that tree is damaged.
         leaves.lost_sums.add(0, u64::MAX);
     }
-    // The checksum tree comes before all trees with files, which include the tree of trees.
+    // The checksum tree comes before all trees with files, and the root tree is one of those.
     let (sum_trees, others): (Vec<_>, Vec<_>) =
         of_storage.into_iter().partition(|tree| tree.root.id == objectid::CSUM_TREE);
     walk(session, &mut seen, sum_trees, &mut leaves).await?;
@@ -99,7 +99,7 @@ async fn scan(session: &Session<'_>) -> Result<(), Stopped> {
     finish(session, &subvolumes).await
 }
 
-/// Reports the faults of superblocks and devices from opening, and the parts that are not checked.
+/// Reports the faults of superblocks and devices that were found while opening, and what is not checked.
 fn note_devices(session: &Session<'_>) {
     let fs = session.fs;
     let devices = &fs.storage().devices;

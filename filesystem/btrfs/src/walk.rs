@@ -1,7 +1,7 @@
-//! Walks a directory and everything below it, subvolumes included, as a mount shows it.
+//! Walks a directory and everything below it, including subvolumes, as a mount shows it.
 //!
-//! Invariant: each directory is visited once. A directory with a second name, or within itself, is reported and not
-//! entered again, so every walk ends. Lost entries are reported in their place, and the walk continues.
+//! Invariant: each directory is visited once. A directory with a second name, or inside itself, is reported and not
+//! entered again, so every walk ends. A lost entry is reported in its place, and the walk continues.
 
 use std::collections::HashSet;
 
@@ -24,7 +24,7 @@ pub enum Met {
         /// Group.
         gid: u32,
     },
-    /// Something unreadable: an entry whose inode is lost, or a part of a directory.
+    /// Something is unreadable: an entry whose inode is lost, or a part of a directory.
     Lost(FsError),
     /// An entry whose name is not valid in a path; it is skipped.
     BadName(NameError),
@@ -116,7 +116,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// An inode that does not exist is damage if an entry refers to it.
+/// If an entry refers to an inode that does not exist, this is damage.
 fn of_entry(entry: &DirEntry, error: FsError) -> FsError {
     match (&error, entry.target) {
         (FsError::Absent(what), Target::Inode(_) | Target::Subvolume(_)) => FsError::Contradiction {

@@ -1,5 +1,5 @@
-//! Filesystems that no program creates: damaged copies, loops of directories, invalid names, items that contradict each
-//! other. Good data are read, bad data are reported, and every operation ends.
+//! Filesystems that no program creates: damaged copies, directory loops, invalid names, items that contradict each
+//! other. Good data can be read, bad data are reported, and every operation ends.
 
 use std::collections::BTreeMap;
 
@@ -134,7 +134,7 @@ fn data_without_checksums_are_read_where_they_are_asked_for_and_named() {
     let range = 40 * sector + 7..40 * sector + 9007;
     assert_eq!(any.unwrap().1, std::slice::from_ref(&range));
 
-    // A sector that does not match its checksum is not returned; a sector without a checksum is returned as stored.
+    // A sector that does not match its checksum is not returned, but a sector without a checksum is returned as stored.
     let data = pieces.0.iter_mut().find(|(at, _)| *at == DATA_START).unwrap();
     data.1[70 * SECTOR_BYTES] ^= 1;
     data.1[40 * SECTOR_BYTES] ^= 1;
@@ -203,8 +203,8 @@ fn a_node_with_two_damaged_copies_is_lost_and_the_rest_is_read() {
     assert!(losses > 20, "{losses}");
 }
 
-/// The same device after a change of the second copy of the node at a place: the copy is valid, but its content
-/// differs.
+/// The same device, with a change in the second copy of the node at this place: the copy is valid, but has different
+/// content.
 fn with_another_second_copy(good: &Pieces, place: u64) -> Pieces {
     /// The offset in a node of the UUID of the chunk tree, which no rule covers.
     const CHUNK_TREE_UUID: usize = 64;
@@ -317,7 +317,7 @@ fn parts_of_a_file_that_overlap_are_an_error_wherever_the_leaf_ends() {
         }
         let filesystem = open(&made.build()).unwrap();
         let subvolume = block_on(filesystem.subvolume(objectid::FS_TREE)).unwrap();
-        // If both items are in one leaf, perhaps with the inode, the checker refuses it.
+        // If both items are in one leaf, perhaps with the inode, the checker already refuses the leaf.
         let Ok(file) = block_on(filesystem.inode(subvolume.root, file)) else { continue };
         let error = block_on(filesystem.read(&file, 0, 1 << 20)).unwrap_err();
         contradictions += usize::from(matches!(error, FsError::Contradiction { .. }));

@@ -1,8 +1,9 @@
-//! Filesystems of several devices as the kernel fills them, for every profile. A file is read through the chunk map,
-//! once from each copy and, with parity, once without each device. All data must equal what was written, node by node
+//! Filesystems on several devices that the kernel filled, for every profile. A file is read through the chunk map: once
+//! from each copy, and with parity also once without each device. All data must equal what was written, node by node
 //! and sector by sector.
 //!
-//! Needs root, loop devices, `mkfs.btrfs` and the filesystem. Tests without these print it and are skipped.
+//! Needs root, loop devices, `mkfs.btrfs` and the filesystem. Without these the tests print what is missing and are
+//! skipped.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -37,7 +38,7 @@ fn make(folder: &Path, profile: &str, devices: usize) -> Result<Vec<PathBuf>, St
     Ok(images)
 }
 
-/// The images of a filesystem by their devices' numbers.
+/// The images of a filesystem, by device number.
 struct Devices {
     files: Vec<(u64, File)>,
     map: ChunkMap,

@@ -1,7 +1,7 @@
-//! Values of the filesystem as values of the protocol: inode numbers, attributes and times.
+//! Converts values of the filesystem to those of the protocol: inode numbers, attributes and times.
 //!
-//! In the protocol the root has number 1, and 0 means none. So the root's own number becomes 1 in the kernel's
-//! requests. Other inodes must not have the numbers 0, 1 or the root's: an entry with the root's number would be a
+//! In the protocol the root has number 1, and 0 means none. So the kernel's number 1 stands for the root's own number.
+//! Other inodes must not have the numbers 0, 1 or that of the root: an entry with the root's number would be a
 //! directory that contains itself, which is damage.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,7 +18,7 @@ pub fn ino_of(node: INodeNo, root: u64) -> u64 {
     if node == INodeNo::ROOT { root } else { node.0 }
 }
 
-/// Refuses the number of an entry if it has another meaning.
+/// Refuses the number of an entry if that number is reserved.
 pub fn check_ino(ino: u64, root: u64) -> Result<(), FsError> {
     if ino <= INodeNo::ROOT.0 || ino == root {
         return Err(FsError::Damaged(format!("an entry with the inode number {ino}")));
@@ -29,7 +29,7 @@ pub fn check_ino(ino: u64, root: u64) -> Result<(), FsError> {
 /// The attributes of an entry that is not the root.
 ///
 /// # Errors
-/// Its number has another meaning.
+/// If its number is reserved.
 pub fn entry(attributes: &Attributes, root: u64) -> Result<FileAttr, FsError> {
     check_ino(attributes.ino, root).map(|()| file_attr(attributes))
 }
@@ -39,7 +39,7 @@ pub fn no_entry() -> FileAttr {
     unknown(0, Kind::Regular)
 }
 
-/// The attributes of an inode of which only the number and the type are known.
+/// The attributes of an inode of which only number and type are known.
 pub fn unknown(ino: u64, kind: Kind) -> FileAttr {
     let time = Time::default();
     let nothing = Attributes {
@@ -94,7 +94,7 @@ pub fn file_type(kind: Kind) -> FileType {
     }
 }
 
-/// Any stored time: more nanoseconds than a second has count as the last one.
+/// Converts any stored time; nanoseconds beyond a second count as the last nanosecond.
 fn system_time(time: Time) -> SystemTime {
     let nanoseconds = Duration::from_nanos(u64::from(time.nanoseconds.min(NANOSECONDS - 1)));
     let whole = Duration::from_secs(time.seconds.unsigned_abs());

@@ -1,8 +1,9 @@
-//! Requests of the kernel on their way to the core of the filesystem, and a limit for their number.
+//! Requests from the kernel on their way to the core of the filesystem, and a limit for their number.
 //!
-//! Invariants: a call carries its reply, which sends EIO if it is dropped unanswered, so no program waits forever. It
-//! also carries a permit, which is taken before the call is sent and returned when it was answered or dropped, so the
-//! number of waiting calls never exceeds the limit. A thread without a permit waits, and with it the kernel's queue.
+//! Invariants: a call carries its reply, which sends EIO if it is dropped before it is answered, so no program waits
+//! forever. A call also carries a permit, which is taken before the call is sent and returned when it has been answered
+//! or dropped, so the number of waiting calls never exceeds the limit. A thread without a permit waits, and meanwhile
+//! requests wait in the kernel's queue.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -30,7 +31,7 @@ pub enum FsRequest {
         cookie: u64,
         reply: ReplyDirectory,
     },
-    /// With the attributes of each entry.
+    /// Like `ReadDirectory`, with the attributes of each entry.
     ReadDirectoryPlus {
         ino: u64,
         cookie: u64,
@@ -83,7 +84,7 @@ pub enum FsRequest {
 pub struct Call {
     /// The request.
     pub request: FsRequest,
-    /// Returned when the call was answered or dropped.
+    /// Returned when the call has been answered or dropped.
     pub permit: Permit,
 }
 

@@ -35,13 +35,13 @@ pub enum FsError {
     /// The filesystem does not implement this request; the kernel need not send it again.
     #[error("not implemented")]
     NotImplemented,
-    /// Stored data are damaged, or their devices cannot be read; the text has what and where.
+    /// Stored data are damaged, or their devices cannot be read; the text says what is damaged and where.
     #[error("{0}")]
     Damaged(String),
 }
 
 impl FsError {
-    /// The number for programs.
+    /// The error number for programs.
     pub(crate) fn errno(&self) -> Errno {
         match self {
             FsError::NotFound => Errno::ENOENT,
@@ -58,7 +58,7 @@ impl FsError {
         }
     }
 
-    /// The number for programs. Logs damage with its text, because the number does not show it.
+    /// The error number for programs. Logs damage with its text, because the number does not show it.
     pub(crate) fn report(&self, operation: &str, ino: u64) -> Errno {
         if let FsError::Damaged(what) = self {
             tracing::warn!(ino, operation, %what, "damage");
@@ -67,7 +67,7 @@ impl FsError {
     }
 }
 
-/// Why a mount failed, or serving ended otherwise than by unmounting.
+/// Why a mount failed, or why serving ended without an unmount.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The kernel or the mount point refuses.

@@ -1,4 +1,4 @@
-//! The side of the filesystem: requests are answered on its core, concurrently and in any order.
+//! The filesystem's side: answers requests on its core, concurrently and in any order.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -13,11 +13,11 @@ use crate::call::{Call, FsRequest};
 use crate::error::FsError;
 use crate::interface::{DirectoryEntry, Kind, MAX_COOKIE, MAX_NAME_BYTES, MAX_XATTR_BYTES, ReadFs, Seek, Statistics};
 
-/// How long the kernel caches replies. Nothing changes, so this only has to exceed the life of a mount.
+/// How long the kernel may cache replies. Nothing changes, so this only has to be longer than any mount lasts.
 const CACHE_TIMEOUT: Duration = Duration::from_secs(365 * 86400);
 /// The generation of all inodes: no inode number is ever reused.
 const GENERATION: Generation = Generation(0);
-/// The number of entries that are read before their attributes.
+/// The number of entries that are read before their attributes are read.
 const ENTRY_BATCH: usize = 64;
 
 /// Answers one call.
@@ -49,7 +49,7 @@ async fn answer_plain<F: ReadFs>(fs: &F, request: FsRequest) {
         },
         FsRequest::Open { ino, reply } => match fs.open(ino).await {
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH),
-            // The kernel would take this error to mean that files need no open.
+            // The kernel would take ENOSYS to mean that files need not be opened.
             Err(FsError::NotImplemented) => reply.error(Errno::EOPNOTSUPP),
             Err(error) => reply.error(error.report("open", ino)),
         },
@@ -112,15 +112,15 @@ async fn read_directory<F: ReadFs>(fs: &F, ino: u64, cookie: u64, mut reply: Rep
         count += usize::from(!is_full);
         !is_full
     });
-    // Entries before damage are returned; the next call begins with the damage.
+    // Entries before the damage are returned; the next call begins at the damage.
     match read.await {
         Err(error) if count == 0 => reply.error(error.report("read directory", ino)),
         _ => reply.ok(),
     }
 }
 
-/// Reads entries with attributes. An inode whose attributes are damaged is listed as well, with attributes that the
-/// kernel does not cache, so it requests them and gets the error.
+/// Reads entries with attributes. An inode whose attributes are damaged is also listed, with attributes that the kernel
+/// does not cache; so the kernel requests them and gets the error.
 async fn read_directory_plus<F: ReadFs>(fs: &F, ino: u64, mut cookie: u64, mut reply: ReplyDirectoryPlus) {
     let mut is_first = true;
     loop {
@@ -167,11 +167,11 @@ async fn checked_entries<F: ReadFs>(
     read.and(wrong)
 }
 
-/// Refuses entries for which the kernel would refuse the whole directory.
+/// Refuses entries that would make the kernel refuse the whole directory.
 fn check_entry(one: &DirectoryEntry<'_>, root: u64) -> Result<(), FsError> {
     let is_name = (1..=MAX_NAME_BYTES).contains(&one.name.len()) && !one.name.iter().any(|byte| b"/\0".contains(byte));
     match (is_name, one.next_cookie) {
-        // A directory has entries for itself and its parent.
+        // A directory has entries for itself and for its parent.
         (true, 1..=MAX_COOKIE) if matches!(one.name, b"." | b"..") => Ok(()),
         (true, 1..=MAX_COOKIE) => check_ino(one.ino, root),
         (false, _) => {
@@ -181,7 +181,7 @@ fn check_entry(one: &DirectoryEntry<'_>, root: u64) -> Result<(), FsError> {
     }
 }
 
-/// The answer to a request for an attribute, or for all names, with room for `size_bytes`: 0 requests the size.
+/// The answer to a request for an attribute's value, or for all names, with room for `size_bytes`; 0 asks for the size.
 #[derive(Debug, PartialEq, Eq)]
 enum XattrAnswer {
     Size(u32),

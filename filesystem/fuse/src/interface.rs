@@ -1,7 +1,7 @@
 //! The interface of a filesystem that can be mounted, independent of the protocol.
 //!
-//! Shape: the filesystem chooses the numbers of inodes, which stay valid as long as it is mounted. The kernel caches
-//! replies, because nothing changes. All requests are sent on one core, and several may be in flight at once.
+//! Shape: the filesystem chooses inode numbers, which stay valid as long as it is mounted. The kernel caches replies,
+//! because nothing changes. All requests are sent on one core, and several may be in flight at once.
 
 use crate::error::FsError;
 
@@ -11,7 +11,7 @@ pub const MAX_READ_BYTES: u32 = 1 << 20;
 pub const MAX_NAME_BYTES: usize = 255;
 /// The maximum bytes of an attribute's value, and of all attribute names of an inode with a zero after each (Linux).
 pub const MAX_XATTR_BYTES: usize = 64 << 10;
-/// The highest cookie of a directory: the kernel stores it in a signed number.
+/// The highest cookie of a directory; the kernel stores cookies in a signed number.
 pub const MAX_COOKIE: u64 = i64::MAX as u64;
 
 /// The types of inodes.
@@ -39,7 +39,7 @@ pub struct Time {
 /// The attributes of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Its number: not 0 and not 1, which the protocol reserves.
+    /// Its number; not 0 or 1, which the protocol reserves.
     pub ino: u64,
     /// Its type.
     pub kind: Kind,
@@ -74,7 +74,7 @@ pub struct DirectoryEntry<'a> {
     pub ino: u64,
     /// Its type.
     pub kind: Kind,
-    /// 1 to 255 bytes without `/` and zero.
+    /// 1 to 255 bytes, none of which is `/` or zero.
     pub name: &'a [u8],
     /// The cookie to continue after this entry. It stays valid as long as the filesystem is mounted, and is not 0,
     /// which is the beginning.
@@ -84,7 +84,7 @@ pub struct DirectoryEntry<'a> {
 /// The size of a filesystem.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// The unit of the next three, in bytes.
+    /// The unit of the next three fields, in bytes.
     pub block_size_bytes: u32,
     /// All blocks.
     pub blocks: u64,
@@ -105,11 +105,11 @@ pub enum Seek {
     Hole,
 }
 
-/// A filesystem for reading. Its futures run on the core that serves it and need not be `Send`. Each is dropped at an
-/// `await` if serving ends before it.
+/// A filesystem for reading. Its futures run on the core that serves it and need not be `Send`. If serving ends, each
+/// is dropped at its current `await`.
 ///
-/// All methods take inode numbers of earlier replies, or the root's. For a number that no longer exists they return
-/// [`FsError::NotFound`].
+/// All methods take inode numbers from earlier replies, or the root's number. For a number that no longer exists they
+/// return [`FsError::NotFound`].
 pub trait ReadFs {
     /// The inode number of the root directory.
     fn root(&self) -> u64;
@@ -120,8 +120,8 @@ pub trait ReadFs {
     /// The attributes of an inode.
     fn attributes(&self, ino: u64) -> impl Future<Output = Result<Attributes, FsError>>;
 
-    /// Passes entries of a directory, with `.` and `..`, from a cookie on (0 is the beginning), to `add` until that
-    /// returns false: then it did not accept the entry, which comes again.
+    /// Passes the entries of a directory from a cookie on, including `.` and `..`, to `add` (0 is the beginning). When
+    /// `add` returns false, it did not accept the entry, which must come again in the next call.
     fn read_directory(
         &self,
         ino: u64,
@@ -129,7 +129,7 @@ pub trait ReadFs {
         add: &mut dyn FnMut(DirectoryEntry<'_>) -> bool,
     ) -> impl Future<Output = Result<(), FsError>>;
 
-    /// Opens a regular file. Returns a handle of the filesystem's choice, which is valid until it is released.
+    /// Opens a regular file. Returns a handle that the filesystem chooses and that is valid until it is released.
     fn open(&self, ino: u64) -> impl Future<Output = Result<u64, FsError>>;
 
     /// Releases a handle of [`ReadFs::open`]. Files that are open when serving ends are not released.
@@ -144,8 +144,8 @@ pub trait ReadFs {
         size_bytes: u32,
     ) -> impl Future<Output = Result<Vec<u8>, FsError>>;
 
-    /// The start of data or of a hole in an open file; [`FsError::NoSuchOffset`] after the last. A filesystem without
-    /// an implementation shows no holes.
+    /// The start of data or of a hole in an open file; [`FsError::NoSuchOffset`] if there is none at or after the
+    /// offset. Without an implementation, files have no holes.
     fn seek(&self, ino: u64, offset: u64, what: Seek) -> impl Future<Output = Result<u64, FsError>> {
         let _ = (ino, offset, what);
         std::future::ready(Err(FsError::NotImplemented))

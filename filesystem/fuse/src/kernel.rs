@@ -1,7 +1,7 @@
-//! The side of the kernel: its requests, on threads of their own, become calls; changes are refused.
+//! The kernel's side: its requests, received on separate threads, become calls; changes are refused.
 //!
-//! The mount is read-only, so the kernel refuses changes itself. Changes that arrive anyway are refused with the same
-//! error.
+//! The mount is read-only, so the kernel refuses changes itself. Changes that arrive nevertheless are refused with the
+//! same error.
 
 use std::ffi::OsStr;
 use std::io;
@@ -29,7 +29,7 @@ const SEEK_HOLE: i32 = 4;
 
 /// Receives the kernel's requests.
 pub struct KernelSide {
-    /// The inode number of the root, which the kernel calls 1.
+    /// The inode number of the root, which is 1 for the kernel.
     pub root: u64,
     /// The channel to the core of the filesystem.
     pub calls: Arc<Mailbox<Call>>,
@@ -38,7 +38,7 @@ pub struct KernelSide {
 }
 
 impl KernelSide {
-    /// Sends a request. A request that cannot be sent any more is dropped, which replies with an error.
+    /// Sends a request. A request that can no longer be sent is dropped, which replies with an error.
     fn ask(&self, request: FsRequest) {
         if let Some(permit) = self.permits.take() {
             drop(self.calls.push(Call { request, permit }));
@@ -63,7 +63,7 @@ impl Filesystem for KernelSide {
         ] {
             let _ = config.add_capabilities(wanted);
         }
-        // The kernel uses the nearest value of both; the number of pages of a read follows from them.
+        // The kernel uses the nearest supported value of both; the number of pages of a read follows from them.
         let _ = config.set_max_write(MAX_READ_BYTES);
         if let Err(most) = config.set_max_readahead(MAX_READ_BYTES) {
             let _ = config.set_max_readahead(most);
@@ -102,7 +102,7 @@ impl Filesystem for KernelSide {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        // A shorter reply would mean the end of the file; the kernel was configured not to request more.
+        // A shorter reply would mean the end of the file, and the kernel was configured not to request more.
         if size_bytes > MAX_READ_BYTES {
             return reply.error(Errno::EINVAL);
         }
@@ -123,7 +123,7 @@ impl Filesystem for KernelSide {
     }
 
     fn flush(&self, _request: &Request, _ino: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
-        // So that the kernel does not ask again.
+        // Then the kernel does not ask again.
         reply.error(Errno::ENOSYS);
     }
 

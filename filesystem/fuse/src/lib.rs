@@ -14,18 +14,18 @@
 //! ```
 //!
 //! The kernel caches replies as long as the mount lasts: attributes, names (also absent ones), targets of links,
-//! directories, and content. So replies of a filesystem may change only after it was mounted again.
+//! directories, and content. So the filesystem may return other replies only after it is mounted again.
 //!
 //! Invariants:
-//! - Nothing is ever changed: the mount is read-only, and every request for a change is refused as well.
+//! - Nothing is ever changed: the mount is read-only, and every request for a change is refused.
 //! - The filesystem is used on one core, by futures that need not be `Send`. Requests arrive on threads of the session,
-//!   and a mailbox of the reactor carries them; replies are sent on the core.
-//! - The number of calls in flight, and with it the memory for data, has a limit; at the limit the kernel waits.
-//! - Every request gets one reply. If a request is dropped, because its future panicked or serving ended, the reply is
-//!   EIO.
+//!   and a mailbox of the reactor carries them; replies are sent from the core.
+//! - The number of calls in flight, and with it the memory for data, is limited; at the limit the kernel waits.
+//! - Every request gets exactly one reply. If a request is dropped, because its future panicked or serving ended, the
+//!   reply is EIO.
 //!
 //! Shape: `fuser` implements the protocol and the kernel's device, without libfuse. It is hidden behind the trait, so
-//! that our own session can replace it; none of its types is in this interface.
+//! that our own implementation can replace it; none of its types is in this interface.
 //!
 //! Every file uses only the files above it:
 //! - `interface.rs` (the trait) with `error.rs`
@@ -34,8 +34,8 @@
 //! - `kernel.rs` (receives requests), `home.rs` (answers them)
 //! - `session.rs` (mounts, serves, unmounts)
 //!
-//! The serving process must not use its own mount from the thread of the core that answers: it would wait for itself.
-//! If a process dies without unmounting, the kernel returns ENOTCONN for its mount until it is unmounted (`umount -l`).
+//! The serving process must not use its own mount on the core's thread, because that thread would wait for itself. If a
+//! process dies without unmounting, the kernel returns ENOTCONN for its mount until it is unmounted (`umount -l`).
 
 mod attributes;
 mod call;

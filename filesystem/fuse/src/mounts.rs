@@ -1,9 +1,9 @@
-//! Mounts: mounts a filesystem, identifies the mount in the kernel's table so that no other is unmounted, sets
-//! readahead, and unmounts.
+//! Mounts a filesystem, identifies the mount in the kernel's table so that no other mount is removed, sets readahead,
+//! and unmounts.
 //!
-//! `fuser` can mount as well, and unmounts by path when its session ends, so it may unmount another mount that was made
-//! there later ([`unmount`] does not). So `fuser` does that only for users who are not root, who need a helper program
-//! for both.
+//! `fuser` can mount as well, but when its session ends it unmounts by path, so it may unmount another mount that was
+//! made there later; [`unmount`] does not. So `fuser` mounts only for users who are not root, who need a helper program
+//! to mount and to unmount.
 
 use std::ffi::CString;
 use std::fs::{self, OpenOptions};
@@ -33,7 +33,7 @@ pub struct MountEntry {
 /// Mounts on a directory, and returns the session's file descriptor. `options` are those of FUSE, separated by commas.
 ///
 /// # Errors
-/// The kernel refuses it; `PermissionDenied` if the user may not mount.
+/// If the kernel refuses; `PermissionDenied` if the user may not mount.
 pub fn mount(point: &Path, source: &str, options: &str) -> io::Result<OwnedFd> {
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
     let (number, mode) = (device.as_raw_fd(), fs::metadata(point)?.mode());
@@ -45,8 +45,8 @@ pub fn mount(point: &Path, source: &str, options: &str) -> io::Result<OwnedFd> {
     Ok(device.into())
 }
 
-/// Ends the connection with the kernel, which refuses requests in flight and later ones, and unmounts although files
-/// are open.
+/// Ends the connection with the kernel, which then refuses requests in flight and later ones, and unmounts even if
+/// files are open.
 pub fn unmount(point: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(point, UnmountFlags::FORCE | UnmountFlags::DETACH)?)
 }
@@ -62,7 +62,8 @@ pub fn set_readahead(mount: &MountEntry, kibibytes: u32) -> io::Result<()> {
     fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", mount.device), kibibytes.to_string())
 }
 
-/// Finds a directory in a table (proc_pid_mountinfo(5)): number, parent, device, root, directory, and more.
+/// Finds a directory in a table in the format of proc_pid_mountinfo(5): number, parent, device, root, directory, and
+/// more.
 fn find(table: &[u8], point: &[u8]) -> Option<MountEntry> {
     let lines = table.split(|byte| *byte == b'\n').rev();
     lines.filter_map(|line| entry(line, point)).next()
@@ -79,7 +80,7 @@ fn entry(line: &[u8], point: &[u8]) -> Option<MountEntry> {
     (is_device && folder == point).then(|| MountEntry { id, device: device.to_owned() })
 }
 
-/// Decodes spaces, tabs, line ends and backslashes, which the table has as a backslash and three octal digits.
+/// Decodes spaces, tabs, line ends and backslashes, which are a backslash and three octal digits in the table.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::with_capacity(field.len()), field);
     while let [first, tail @ ..] = rest {

@@ -1,13 +1,13 @@
 //! Mounting, serving and unmounting.
 //!
-//! Invariants: threads of the session receive the kernel's requests, the filesystem is used on the core that serves,
-//! and only [`Call`]s move between them, through the reactor's mailbox. When serving ends, for any reason, open
-//! requests are refused, nothing stays mounted, and the threads have ended.
+//! Invariants: threads of the session receive the kernel's requests, the filesystem is only used on the core that
+//! serves, and only [`Call`]s move between them, through the reactor's mailbox. When serving ends for any reason, open
+//! requests are refused, the mount is removed, and the threads have ended.
 //!
-//! Unmounting here does not wait for open files: they get an error when they are read (ENOTCONN), because a stop must
-//! end the program. To let programs finish reading, use `umount`, which waits until no file is open; then serving ends
-//! by itself. A mount that is covered by another one cannot be unmounted, and its connection cannot be ended: serving
-//! continues until it is uncovered and unmounted.
+//! Unmounting here does not wait until files are closed: reading them fails then (ENOTCONN), because a stop must end
+//! the program. To let programs finish reading, use `umount`, which waits until no file is open; after that serving
+//! ends by itself. A mount that is covered by another one cannot be unmounted, and its connection cannot be ended, so
+//! serving continues until it is uncovered and unmounted.
 
 use std::io::ErrorKind;
 use std::panic::AssertUnwindSafe;
@@ -29,7 +29,7 @@ use crate::interface::{MAX_READ_BYTES, ReadFs};
 use crate::kernel::KernelSide;
 use crate::mounts::{self, MountEntry, mount_on, set_readahead};
 
-/// The default maximum of calls in flight. It bounds data in memory to 64 MiB.
+/// The default maximum number of calls in flight. It limits the data in memory to 64 MiB.
 pub const DEFAULT_CALLS: usize = 64;
 /// The upper limit of that maximum.
 pub const MAX_CALLS: usize = 4096;
@@ -41,10 +41,10 @@ const THREADS: usize = 2;
 pub struct Options {
     /// The source in the mount table.
     pub source: String,
-    /// Other users may use the mount as well, as far as permissions allow. Without it only its owner may, whatever the
-    /// permissions are.
+    /// True if other users may use the mount as well, as far as permissions allow. Otherwise only its owner may,
+    /// whatever the permissions are.
     pub allow_other: bool,
-    /// The maximum of calls in flight, 1 to [`MAX_CALLS`]; other values become the nearest of these.
+    /// The maximum number of calls in flight, from 1 to [`MAX_CALLS`]; other values are clamped.
     pub calls: usize,
 }
 
@@ -62,15 +62,15 @@ pub struct Session {
     point: PathBuf,
     /// The mount in the kernel's table, if it can be read.
     mount: Option<MountEntry>,
-    /// The helper program with which a user who is not root has mounted, needed to unmount.
+    /// The helper program with which a user who is not root has mounted, and which is needed to unmount.
     helper: Option<SessionUnmounter>,
     calls: Arc<Mailbox<Call>>,
     permits: Arc<Permits>,
-    /// The thread that runs the session; `None` once it was joined.
+    /// The thread that runs the session; `None` once it has been joined.
     thread: Option<JoinHandle<std::io::Result<()>>>,
 }
 
-/// Notifies the filesystem core that there are no further calls, also after a panic.
+/// Notifies the filesystem's core that no more calls will come, also after a panic.
 struct FinishGuard(Arc<Mailbox<Call>>);
 
 impl Drop for FinishGuard {
@@ -80,11 +80,11 @@ impl Drop for FinishGuard {
 }
 
 impl Session {
-    /// Mounts read-only on a directory. Users of the mount wait until [`Session::serve`] runs. `root` is the inode
-    /// number of the filesystem's root directory.
+    /// Mounts read-only on a directory. Programs that use the mount wait until [`Session::serve`] runs. `root` is the
+    /// inode number of the filesystem's root directory.
     ///
     /// # Errors
-    /// [`MountError::Mount`].
+    /// [`MountError::Mount`] if the mount fails.
     pub fn mount(point: &Path, root: u64, options: &Options) -> Result<Session, MountError> {
         let failed = |source| MountError::Mount { point: point.display().to_string(), source };
         let canonical = point.canonicalize().map_err(failed)?;
@@ -116,9 +116,9 @@ impl Session {
         &self.point
     }
 
-    /// Serves the kernel until it is unmounted or `stop` is ready; then open requests are refused, and nothing stays
-    /// mounted. Runs on any reactor. While another task of that core blocks, no request is answered; a task that uses
-    /// the mount itself blocks forever.
+    /// Serves the kernel until it unmounts or `stop` is ready; then open requests are refused, and the mount is
+    /// removed. Runs on any reactor. While another task on that core blocks, no request is answered; a task that uses
+    /// the mount itself would block forever.
     ///
     /// # Errors
     /// [`MountError::Session`]: the session with the kernel failed. Nothing stays mounted then, either.
@@ -129,36 +129,36 @@ impl Session {
         std::future::poll_fn(|cx| {
             if is_open && ended == Ended::Unmounted && stop.as_mut().poll(cx).is_ready() {
                 ended = Ended::Stopped;
-                // A thread that waits for a permit would not notice the end of the connection.
+                // A thread that waits for a permit would not notice that the connection has ended.
                 if self.unmount() {
                     self.permits.close();
                 }
             }
             if is_open {
                 is_open = self.take_calls(cx, &mut batch);
-                // A panic ends only this request, and the dropped reply sends the error.
+                // A panic ends only this request; dropping its reply sends an error.
                 answers.extend(batch.drain(..).map(|call| AssertUnwindSafe(answer(fs, call)).catch_unwind()));
             }
             while let Poll::Ready(Some(_)) = answers.poll_next_unpin(cx) {}
-            // Without the session no caller waits for open requests.
+            // Without the session, nobody waits for the open requests.
             if is_open { Poll::Pending } else { Poll::Ready(()) }
         })
         .await;
         drop(answers);
         let session = self.join();
         if session.is_err() {
-            // The session ended for another reason than unmounting.
+            // The session ended for a reason other than an unmount.
             self.unmount();
         }
         session.map_err(|source| MountError::Session { point: self.point.display().to_string(), source })?;
         Ok(ended)
     }
 
-    /// Starts the calls that have arrived. False if none will come any more.
+    /// Starts the calls that have arrived. Returns false if no more will come.
     fn take_calls(&self, cx: &mut Context<'_>, batch: &mut Vec<Call>) -> bool {
         match self.calls.poll_take(cx, batch) {
             Poll::Ready(true) => {
-                // Other tasks of this core run between batches.
+                // Lets other tasks of this core run between batches.
                 cx.waker().wake_by_ref();
                 true
             }
@@ -175,16 +175,16 @@ impl Session {
         }
     }
 
-    /// Ends the connection with the kernel and unmounts. True if no more requests can come.
+    /// Ends the connection with the kernel and unmounts. Returns true if no more requests can come.
     fn unmount(&mut self) -> bool {
         if !self.is_mounted() {
-            // It has ended already, or is covered by another mount, so the kernel has no path to it.
+            // The mount has ended already, or another mount covers it, so the kernel has no path to it.
             tracing::debug!(point = %self.point.display(), "what is mounted there is not this");
             return false;
         }
         let (unmounted, is_over) = match &mut self.helper {
             None => (mounts::unmount(&self.point), true),
-            // It does not close open files: serving continues until they are closed.
+            // The helper does not close open files, so serving continues until they are closed.
             Some(helper) => (helper.unmount(), false),
         };
         if let Err(error) = &unmounted {
@@ -205,13 +205,14 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Threads that wait for a permit would never end; requests that they have read are refused like the waiting
+        // Threads that wait for a permit would never end; the requests that they have read are refused like the waiting
         // ones.
         self.permits.close();
         drop(self.calls.close());
         let Some(thread) = &self.thread else { return };
         if !thread.is_finished() && !self.unmount() {
-            // Waiting for it could take forever. It refuses every request until it is unmounted or the process ends.
+            // Waiting for the thread could take forever. The mount refuses every request until it is unmounted or the
+            // process ends.
             tracing::warn!(point = %self.point.display(), "still mounted");
             return;
         }
@@ -243,7 +244,7 @@ fn begin(
         Ok(device) => {
             let session = fuser::Session::from_fd(side, device, config.acl, config);
             if session.is_err() {
-                // It would never be answered.
+                // The request would never be answered.
                 mounts::unmount(point)?;
             }
             Ok((session?, None))

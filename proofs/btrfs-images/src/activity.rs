@@ -1,5 +1,6 @@
-//! Random activity on a mounted filesystem, the same for the same seed: files and directories are created, written at random places,
-//! cut, punched, allocated, renamed, linked, removed, shared; attributes are set and removed; snapshots taken and deleted.
+//! Random activity on a mounted filesystem, the same for the same seed: files and directories are created, written at
+//! random places, cut, punched, allocated, renamed, linked, removed, shared; attributes are set and removed; snapshots
+//! taken and deleted.
 //!
 //! Operations depend on the seed and on earlier operations, never on time, so a failure repeats with its seed. If the
 //! filesystem refuses an operation, such as sharing extents between files with and without checksums, this is not a

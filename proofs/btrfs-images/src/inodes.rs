@@ -116,8 +116,9 @@ fn times(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The attribute by which Linux keeps an access control list (`system.posix_acl_access`): version 2, then tag, permissions and id of each
-/// entry. This one permits everything to the user, reading and executing to the group, and nothing to others.
+/// The attribute by which Linux keeps an access control list (`system.posix_acl_access`): version 2, then tag,
+/// permissions and id of each entry. This one permits everything to the user, reading and executing to the group, and
+/// nothing to others.
 pub fn acl(user: u32, group: u32) -> Vec<u8> {
     const NOBODY: u32 = u32::MAX;
     let entries =

@@ -38,8 +38,8 @@ struct Worker {
     requests: Cell<u64>,
 }
 
-/// Changes the volume until it is killed. `round` makes the versions of this worker unique; `mutation` is a defect injected
-/// into the volume.
+/// Changes the volume until it is killed. `round` makes the versions of this worker unique; `mutation` is a defect
+/// injected into the volume.
 ///
 /// # Errors
 /// If the volume cannot be opened or a request fails, which must not happen on an undamaged volume.

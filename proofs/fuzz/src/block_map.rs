@@ -10,8 +10,8 @@ const UUID: [u8; 16] = [9; 16];
 /// Bytes before the content of a metadata sector.
 const HEAD: usize = 32;
 
-/// Generations, block group maps, reserved areas and high-water marks: any bytes are refused, or decode to a value that encodes and
-/// decodes to itself.
+/// Generations, block group maps, reserved areas and high-water marks: any bytes are refused, or decode to a value that
+/// encodes and decodes to itself.
 pub fn try_block_map(input: &[u8]) {
     let mut pieces = Pieces::new(input);
     let (kind, place, more) = (pieces.byte(), pieces.word(), pieces.byte());

@@ -1,4 +1,4 @@
-//! A leaf and a node pass. With any other header, order or packing they are refused, with the place.
+//! A leaf and a node pass. With any other header, order or packing they are refused, and the error names the place.
 
 use zerocopy::FromBytes;
 
@@ -44,7 +44,7 @@ fn inner(header: &Header, pointers: &[(u64, u64, u64)]) -> Vec<u8> {
     write_inner(header, &pointers, NODE_BYTES, geometry().checksum).unwrap()
 }
 
-/// Sets the checksum for the changed bytes.
+/// Updates the checksum after a change.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     geometry().checksum.seal(&mut bytes);
     bytes
@@ -172,7 +172,7 @@ fn pointers_rise_and_lead_to_nodes_that_can_be() {
 
 #[test]
 fn data_that_lie_over_the_heads_are_refused() {
-    // One item whose data fill the node, and one more item head, which overlaps them.
+    // One item whose data fill the node, and one more item head, which would overlap these data.
     let data = vec![0; leaf_capacity(NODE_BYTES) - 25];
     let key = Key::new(9, ItemType(99), 0);
     let mut bytes = write_leaf(&header(0, 7), [(key, &data[..])], NODE_BYTES, geometry().checksum).unwrap();

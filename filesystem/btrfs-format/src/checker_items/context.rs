@@ -27,7 +27,7 @@ impl<'a> Context<'a> {
     }
 
     /// In a subvolume, an item of an inode follows another item of the same inode, unless it is the first of its leaf.
-    /// Exceptions: the tree of trees has a name of the default subvolume without an inode, and logs hold only what
+    /// Exceptions: the root tree has the name of the default subvolume without an inode, and logs contain only what
     /// changed.
     pub(crate) fn check_attached(&self) -> Result<(), Rule> {
         match self.previous {
@@ -49,7 +49,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Checks an inode number: a number of the range for files, or one of the two reserved numbers that are allowed.
+/// Checks an inode number: it must be in the range for files, or one of the two reserved numbers that are allowed.
 pub(crate) fn check_inode_number(field: &'static str, ino: u64) -> Result<(), Rule> {
     match ino {
         objectid::ROOT_TREE_DIR | objectid::FREE_INO => Ok(()),

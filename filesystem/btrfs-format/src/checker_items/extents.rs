@@ -70,12 +70,13 @@ fn check_inline_refs(context: &Context, extent: &ExtentItem, is_node: bool) -> R
             }
             InlineRef::Data(data) => check_data_ref(context, data)?,
         }
-        // Duplicates show only by their order: files whose references have the same hash may follow each other.
+        // Duplicates are only detected by their order, because references of different files with the same hash may
+        // follow each other.
         let order = one.order();
         if before.replace(order).is_some_and(|before| before > order) {
             return Err(Rule::ReferenceOrder);
         }
-        // At most as many as bytes of a leaf, of 32 bits each.
+        // A leaf has room for at most as many as it has bytes, and each count has 32 bits.
         total += u64::from(one.count());
     }
     within("references counted behind the extent", total, 0, extent.head.refs.get())
@@ -96,7 +97,7 @@ fn check_data_ref(context: &Context, data: &ExtentDataRef) -> Result<(), Rule> {
 }
 
 /// The hash is not compared with the key: if two files have the same hash, the item of the second file has the next
-/// free number.
+/// free number as its offset.
 pub(super) fn check_data_refs(context: &Context, refs: &Entries<&ExtentDataRef>) -> Result<(), Rule> {
     aligned("address", context.key.objectid, context.geometry.sector_bytes)?;
     refs.iter().try_for_each(|data| check_data_ref(context, data))
@@ -159,7 +160,7 @@ fn check_free_range(context: &Context) -> Result<(), Rule> {
 }
 
 /// Checks that runs of free space and bitmaps do not overlap the item before. The item before the first one of a block
-/// group ends where free space may begin.
+/// group ends where that group's free space may begin.
 fn check_free_before(context: &Context) -> Result<(), Rule> {
     match context.previous {
         Some((key, _)) if matches!(key.item_type, ItemType::FREE_SPACE_EXTENT | ItemType::FREE_SPACE_BITMAP) => {

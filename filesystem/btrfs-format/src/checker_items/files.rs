@@ -1,4 +1,4 @@
-//! Rules of the trees of files: inodes, names, attributes, file extents, and the checksums of their data.
+//! Rules for trees of files: inodes, names, attributes, file extents, and the checksums of their data.
 
 use super::context::{Context, check_inode_number};
 use crate::compress::MAX_EXTENT_BYTES;
@@ -16,7 +16,7 @@ use crate::refusal::{Rule, aligned, behind, consistent, end, known, same, within
 const KIND_MASK: u32 = 0o170_000;
 const DIRECTORY: u32 = 0o040_000;
 const KINDS: [u32; 7] = [0o010_000, 0o020_000, DIRECTORY, 0o060_000, 0o100_000, 0o120_000, 0o140_000];
-/// Unknown flags above these only forbid writing.
+/// Unknown flags above these forbid only writing.
 const LOW_FLAGS: u64 = u32::MAX as u64;
 
 pub(super) fn check_inode(context: &Context, inode: &InodeItem) -> Result<(), Rule> {
@@ -177,6 +177,6 @@ pub(super) fn check_csums(context: &Context, csums: &[u8]) -> Result<(), Rule> {
 
 fn end_of_csums(context: &Context, start: u64, csums: &[u8]) -> Result<u64, Rule> {
     let sectors = csums.len() / context.geometry.checksum.bytes();
-    // Both are below the size of a node.
+    // Both are smaller than a node.
     end(start, sectors as u64 * u64::from(context.geometry.sector_bytes), "checksums behind the last address")
 }

@@ -1,16 +1,16 @@
 //! The rules of items. Each file has the rules of one area.
 //!
-//! A rule is here if a program that reads or changes a filesystem relies on it. For items that no program relies on,
-//! only the shape is checked; for items of unknown types, nothing.
+//! A rule is here if programs that read or change a filesystem rely on it. For items that no program relies on, only
+//! the shape is checked; for items of unknown types, nothing.
 //!
 //! - `files`: inodes, names, attributes, file extents, checksums.
 //! - `extents`: extents, references to them, block groups, free space.
 //! - `volumes`: chunks, devices, device extents.
-//! - `roots`: trees, where subvolumes lie, UUIDs, quota.
+//! - `roots`: trees, positions of subvolumes, UUIDs, quota.
 //!
-//! An item is checked by itself and against the item before it in its leaf. Errors that show only in a whole tree or in
-//! several trees are not found here, such as two overlapping extents of one file in different leaves, or a wrong count
-//! of references.
+//! An item is checked by itself and against the item before it in its leaf. Errors that are visible only in a whole
+//! tree or in several trees are not found here, such as two overlapping extents of one file in different leaves, or a
+//! wrong count of references.
 
 mod context;
 mod extents;

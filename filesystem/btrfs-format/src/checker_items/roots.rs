@@ -1,5 +1,4 @@
-//! Rules of the tree of trees and of the trees about subvolumes: roots, positions of subvolumes, their UUIDs, and
-//! quota.
+//! Rules for the root tree and for the trees about subvolumes: roots, positions of subvolumes, their UUIDs, and quota.
 
 use zerocopy::little_endian::U64;
 

@@ -10,7 +10,7 @@ use crate::error::{DecodeError, TooLong, head, length_u16};
 pub const STRIPE_BYTES: u64 = 64 << 10;
 
 bitflags! {
-    /// The use and the profile of a block group. Without a profile bit it is on one device, once.
+    /// The use and the profile of a block group. Without a profile bit there is one copy, on one device.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct BlockGroupFlags: u64 {
         /// Data of files.
@@ -88,7 +88,7 @@ impl Profile {
         Profile::Raid6,
     ];
 
-    /// Its bit.
+    /// Its bit in the flags.
     pub fn flag(self) -> BlockGroupFlags {
         match self {
             Profile::Single => BlockGroupFlags::empty(),
@@ -117,8 +117,8 @@ impl Profile {
         }
     }
 
-    /// The number of stripes with data, out of `stripes`: the rest are copies or parity. Only for numbers that the
-    /// profile allows.
+    /// The number of stripes with data among `stripes`; the others are copies or parity. Only valid for numbers that
+    /// the profile allows.
     pub fn data_stripes(self, stripes: u16) -> u16 {
         match self {
             Profile::Single | Profile::Dup | Profile::Raid1 | Profile::Raid1C3 | Profile::Raid1C4 => 1,
@@ -181,7 +181,7 @@ impl<'a> Chunk<'a> {
     /// Reads an item.
     ///
     /// # Errors
-    /// When the stripes do not end where the item ends, or there is none.
+    /// If the stripes do not end where the item ends, or if there are none.
     pub fn decode(bytes: &'a [u8]) -> Result<Chunk<'a>, DecodeError> {
         let (chunk, rest) = Chunk::split(bytes, 0)?;
         if rest.is_empty() {
@@ -193,7 +193,7 @@ impl<'a> Chunk<'a> {
     /// Reads the chunk at the head of `bytes`, which begin at byte `at`, and returns what follows it.
     ///
     /// # Errors
-    /// When it is cut off or has no stripe.
+    /// If it is cut off or has no stripe.
     pub fn split(bytes: &'a [u8], at: usize) -> Result<(Chunk<'a>, &'a [u8]), DecodeError> {
         let (fixed, rest) = head::<ChunkHead>(Self::WHAT, bytes, at)?;
         let count = usize::from(fixed.num_stripes);
@@ -218,7 +218,7 @@ impl<'a> Chunk<'a> {
     /// Appends its bytes; the count is that of the stripes.
     ///
     /// # Errors
-    /// When there are more stripes than the count can hold.
+    /// If there are more stripes than the count can hold.
     pub fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
         let num_stripes = length_u16("chunk", self.stripes.len())?.into();
         out.extend_from_slice(ChunkHead { num_stripes, ..*self.head }.as_bytes());
@@ -243,7 +243,7 @@ pub struct BlockGroupItem {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FreeSpaceInfo {
-    /// Runs of free space, in either form.
+    /// The number of runs of free space, in either form.
     pub extent_count: U32,
     /// Bit 0: bitmaps.
     pub flags: U32,

@@ -1,7 +1,7 @@
 //! Devices, device extents, and the state of long operations: balance, replacement, quota.
 //!
-//! Most of these are structures of a fixed size. Those that newer kernels may have extended keep the bytes after the
-//! known part.
+//! Most of these are structures of a fixed size. Structures that newer kernels may have extended keep the bytes after
+//! the known part.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -65,9 +65,9 @@ pub struct DevExtent {
 pub struct DevReplaceItem {
     /// The device that is replaced.
     pub src_devid: U64,
-    /// All before this has been copied.
+    /// Everything before this has been copied.
     pub cursor_left: U64,
-    /// Nothing behind this has been copied.
+    /// Nothing after this has been copied.
     pub cursor_right: U64,
     /// Whether the replaced device is read although there are other copies.
     pub cont_reading_from_srcdev_mode: U64,
@@ -83,7 +83,7 @@ pub struct DevReplaceItem {
     pub num_uncorrectable_read_errors: U64,
 }
 
-/// What a balance does with one kind of block group, 136 bytes.
+/// What a balance does with one type of block group, 136 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct BalanceArgs {
@@ -95,15 +95,15 @@ pub struct BalanceArgs {
     pub devid: U64,
     /// From this address of a device on.
     pub pstart: U64,
-    /// Up to this one.
+    /// Up to this address.
     pub pend: U64,
     /// From this logical address on.
     pub vstart: U64,
-    /// Up to this one.
+    /// Up to this address.
     pub vend: U64,
     /// The profile to convert to.
     pub target: U64,
-    /// Which of the others count.
+    /// Which of the other fields are valid.
     pub flags: U64,
     /// Chunks at most, or two limits of 32 bits.
     pub limit: U64,
@@ -119,7 +119,7 @@ pub struct BalanceArgs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct BalanceItem {
-    /// Which of the three count.
+    /// Which of the three are valid.
     pub flags: U64,
     /// For data.
     pub data: BalanceArgs,
@@ -160,7 +160,7 @@ impl<'a> QgroupStatus<'a> {
     /// Reads the item.
     ///
     /// # Errors
-    /// When it has neither 32 nor 40 bytes.
+    /// If it has neither 32 nor 40 bytes.
     pub fn decode(bytes: &'a [u8]) -> Result<QgroupStatus<'a>, DecodeError> {
         let (head, rest) = head::<QgroupStatusHead>(Self::WHAT, bytes, 0)?;
         let enable_generation = match rest.len() {
@@ -201,7 +201,7 @@ pub struct QgroupInfo {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct QgroupLimit {
-    /// Which of the others count.
+    /// Which of the other fields are valid.
     pub flags: U64,
     /// Bytes that it may refer to.
     pub max_referenced: U64,

@@ -1,7 +1,7 @@
 //! Entries of directories, and extended attributes, which have the same shape.
 //!
-//! A directory has each entry twice: by the hash of its name, together with all others of that hash, and alone by its
-//! index, in the order of creation.
+//! A directory has two items for each entry: one by the hash of the name, shared by all entries with that hash, and one
+//! by index, in the order of creation.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -13,7 +13,7 @@ use crate::key::{DiskKey, Key};
 /// Bytes of an entry before its name.
 pub const ENTRY_HEAD_BYTES: usize = 30;
 
-/// The type of an entry, as its number tells.
+/// The type of an entry, according to its number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FileType {
     /// Unknown.

@@ -1,5 +1,5 @@
-//! Lists of entries that follow each other without gaps until the item ends: names with the same hash, links of one inode in one
-//! directory, references of files.
+//! Lists of entries that follow each other without gaps until the item ends: names with the same hash, links of one
+//! inode in one directory, references of files.
 //!
 //! Decoding checks the whole list once, so iterating over it afterwards finds every entry complete.
 
@@ -8,21 +8,21 @@ use std::marker::PhantomData;
 
 use crate::error::{DecodeError, TooLong};
 
-/// An entry of a list: a fixed part, and the parts whose lengths it has.
+/// An entry of a list: a fixed part, followed by parts whose lengths it contains.
 pub trait Entry<'a>: Sized {
-    /// What error messages call it.
+    /// Its name in error messages.
     const WHAT: &'static str;
 
-    /// Cuts the entry from the head of `bytes`, which begin at byte `at` of the item, and returns what follows it.
+    /// Splits the entry off the start of `bytes`, which begin at byte `at` of the item; returns it and what follows.
     ///
     /// # Errors
-    /// When the entry continues past the end.
+    /// If the entry continues past the end.
     fn split(bytes: &'a [u8], at: usize) -> Result<(Self, &'a [u8]), DecodeError>;
 
     /// Appends its bytes.
     ///
     /// # Errors
-    /// When a part is too long for its length field.
+    /// If a part is too long for its length field.
     fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong>;
 }
 
@@ -36,7 +36,7 @@ impl<'a, E: Entry<'a>> Entries<'a, E> {
     /// Reads a list that fills `bytes`.
     ///
     /// # Errors
-    /// When there is no entry, or the last one is cut off.
+    /// If there is no entry, or the last one is cut off.
     pub fn decode(bytes: &'a [u8]) -> Result<Entries<'a, E>, DecodeError> {
         Entries::decode_at(bytes, 0)
     }
@@ -44,7 +44,7 @@ impl<'a, E: Entry<'a>> Entries<'a, E> {
     /// Reads a list that fills `bytes`, which begin at byte `at` of the item.
     ///
     /// # Errors
-    /// When there is no entry, or the last one is cut off.
+    /// If there is no entry, or the last one is cut off.
     pub fn decode_at(bytes: &'a [u8], at: usize) -> Result<Entries<'a, E>, DecodeError> {
         let mut rest = bytes;
         loop {
@@ -68,7 +68,7 @@ impl<'a, E: Entry<'a>> Entries<'a, E> {
     /// Appends the bytes of all entries.
     ///
     /// # Errors
-    /// When a part of an entry is too long for its length field.
+    /// If a part of an entry is too long for its length field.
     pub fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
         self.iter().try_for_each(|entry| entry.write(out))
     }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::error::take;
 
-    /// A length and as many bytes.
+    /// A length, and as many bytes.
     #[derive(Debug, PartialEq)]
     struct Text<'a>(&'a [u8]);
 

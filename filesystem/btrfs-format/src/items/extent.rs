@@ -1,7 +1,7 @@
 //! Extents and their references: the extent tree.
 //!
-//! The item of an extent counts its references and lists as many as there is room for; the rest have items of their
-//! own. An extent is data, or a node of a tree.
+//! The item of an extent counts its references and contains as many as it has room for; the rest have their own items.
+//! An extent is data, or a node of a tree.
 
 use bitflags::bitflags;
 use zerocopy::little_endian::{U32, U64};
@@ -54,7 +54,7 @@ pub struct TreeBlockInfo {
     pub level: u8,
 }
 
-/// A file that refers to an extent, and how often, 28 bytes.
+/// A file that refers to an extent, and the number of references, 28 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ExtentDataRef {
@@ -62,9 +62,9 @@ pub struct ExtentDataRef {
     pub root: U64,
     /// The file.
     pub objectid: U64,
-    /// The offset of the file extent in the file, less its offset in the extent; wraps.
+    /// The offset of the file extent in the file, minus its offset in the extent; wraps.
     pub offset: U64,
-    /// File extents with this difference.
+    /// The number of file extents with this difference.
     pub count: U32,
 }
 
@@ -164,7 +164,7 @@ impl<'a> Entry<'a> for InlineRef<'a> {
 }
 
 impl InlineRef<'_> {
-    /// The type of the item that the same reference would have as an item of its own.
+    /// The type that the same reference has when it is a separate item.
     pub fn item_type(&self) -> ItemType {
         match self {
             InlineRef::TreeBlock(_) => ItemType::TREE_BLOCK_REF,
@@ -201,17 +201,17 @@ impl InlineRef<'_> {
 pub struct ExtentItem<'a> {
     /// The fixed part.
     pub head: &'a ExtentHead,
-    /// For a node without SKINNY_METADATA.
+    /// Present for a node without SKINNY_METADATA.
     pub tree_block: Option<&'a TreeBlockInfo>,
-    /// References behind it, if there are any.
+    /// The references after it, if there are any.
     pub refs: Option<Entries<'a, InlineRef<'a>>>,
 }
 
 impl<'a> ExtentItem<'a> {
-    /// Reads the item whose key has this type. Only with EXTENT_ITEM it has a node's first key and level.
+    /// Reads the item whose key has this type. Only an EXTENT_ITEM has a node's first key and level.
     ///
     /// # Errors
-    /// When a part is cut off, or a reference has an unknown type.
+    /// If a part is cut off, or a reference has an unknown type.
     pub fn decode(item_type: ItemType, bytes: &'a [u8]) -> Result<ExtentItem<'a>, DecodeError> {
         let (fixed, mut rest) = head::<ExtentHead>("extent item", bytes, 0)?;
         let mut tree_block = None;
@@ -223,7 +223,7 @@ impl<'a> ExtentItem<'a> {
         Ok(ExtentItem { head: fixed, tree_block, refs })
     }
 
-    /// References behind it.
+    /// The references after it.
     pub fn refs(&self) -> impl Iterator<Item = InlineRef<'a>> + use<'a> {
         self.refs.into_iter().flat_map(|refs| refs.iter())
     }
@@ -231,7 +231,7 @@ impl<'a> ExtentItem<'a> {
     /// Appends its bytes.
     ///
     /// # Errors
-    /// Never for what was decoded.
+    /// Never for a decoded item.
     pub fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
         out.extend_from_slice(self.head.as_bytes());
         out.extend_from_slice(self.tree_block.map_or(&[], |info| info.as_bytes()));

@@ -94,7 +94,7 @@ impl<'a> FileExtent<'a> {
     /// Reads the item.
     ///
     /// # Errors
-    /// When the kind is unknown, or a kind with a location has not 53 bytes.
+    /// If the kind is unknown, or if a kind with a location does not have 53 bytes.
     pub fn decode(bytes: &'a [u8]) -> Result<FileExtent<'a>, DecodeError> {
         let (fixed, rest) = head::<FileExtentHead>(Self::WHAT, bytes, 0)?;
         match fixed.kind {

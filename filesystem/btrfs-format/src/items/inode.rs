@@ -1,4 +1,4 @@
-//! Items of an inode beside its data and its entries: the inode itself, the names by which it is found, its verity descriptor.
+//! The items of an inode apart from its data and its entries: the inode itself, its names, and its verity descriptor.
 
 use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -8,12 +8,13 @@ use super::entries::Entry;
 use crate::error::{DecodeError, TooLong, head, length_u16, take};
 
 bitflags! {
-    /// The flags of an inode. Unknown bits of the low half forbid its use, those of the high half only writing.
+    /// The flags of an inode. Unknown bits of the low half forbid using the inode, those of the high half only writing
+    /// it.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct InodeFlags: u64 {
         /// Data without checksums.
         const NODATASUM = 1;
-        /// Data are overwritten in place where no snapshot has them.
+        /// Data are overwritten in place unless a snapshot shares them.
         const NODATACOW = 1 << 1;
         /// It must not be written.
         const READONLY = 1 << 2;
@@ -60,7 +61,7 @@ pub struct InodeItem {
     pub generation: U64,
     /// The transaction that changed it last.
     pub transid: U64,
-    /// Bytes of the file; of a directory twice the lengths of all names in it.
+    /// Bytes of the file; for a directory, twice the total length of all names in it.
     pub size: U64,
     /// Bytes of the extents that it refers to.
     pub nbytes: U64,
@@ -99,7 +100,7 @@ impl InodeItem {
     }
 }
 
-/// A name of an inode in the directory that the key names. Several names in one directory share an item.
+/// A name of an inode, in the directory that the key gives. Several names in one directory share an item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InodeRef<'a> {
     /// The offset of the name's index item in the directory.
@@ -169,7 +170,8 @@ impl<'a> Entry<'a> for InodeExtref<'a> {
     }
 }
 
-/// The head of a verity descriptor, 25 bytes, at offset 0; the descriptor of fs-verity itself is in items at offset 1 and up.
+/// The head of a verity descriptor, 25 bytes, at offset 0; the descriptor of fs-verity itself is in items at offset 1
+/// and up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct VerityDescriptor {
@@ -181,11 +183,11 @@ pub struct VerityDescriptor {
     pub encryption: u8,
 }
 
-/// The end of a range that a log has for a directory, 8 bytes.
+/// The end of a range of a directory that a log covers, 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DirLogItem {
-    /// The log has all entries from the key's offset to this one.
+    /// The log has all entries from the key's offset up to this one.
     pub end: U64,
 }
 

@@ -37,21 +37,21 @@ pub enum Item<'a> {
     InodeRefs(Entries<'a, InodeRef<'a>>),
     /// Names of an inode whose hash is the key's.
     InodeExtrefs(Entries<'a, InodeExtref<'a>>),
-    /// Attributes of one hash.
+    /// Attributes whose names have the same hash.
     Xattrs(Entries<'a, DirEntry<'a>>),
-    /// Entries of a directory of one hash.
+    /// Entries of a directory whose names have the same hash.
     DirItems(Entries<'a, DirEntry<'a>>),
     /// The entry of a directory with the key's index.
     DirIndex(Entries<'a, DirEntry<'a>>),
     /// The head of a verity descriptor.
     VerityHead(&'a VerityDescriptor),
-    /// Bytes of a verity descriptor from the key's offset less 1 on.
+    /// Bytes of a verity descriptor, from the key's offset minus 1 on.
     VerityDescriptor(&'a [u8]),
     /// Bytes of a Merkle tree from the key's offset on.
     VerityMerkle(&'a [u8]),
     /// No data; the key has everything.
     Empty,
-    /// The end of the range for which a log has the entries of a directory.
+    /// The end of a range of a directory for which a log has all entries.
     DirLog(&'a DirLogItem),
     /// Data of a file.
     FileExtent(FileExtent<'a>),
@@ -63,9 +63,9 @@ pub enum Item<'a> {
     RootRef(RootRef<'a>),
     /// An extent.
     Extent(ExtentItem<'a>),
-    /// References of files, if the extent's item has no room for them.
+    /// References from files, if the extent's item has no room for them.
     ExtentDataRefs(Entries<'a, &'a ExtentDataRef>),
-    /// A reference of a leaf, if the extent's item has no room for it.
+    /// A reference from a leaf, if the extent's item has no room for it.
     SharedDataRef(&'a SharedDataRef),
     /// The tree that made the extent.
     ExtentOwner(&'a U64),
@@ -73,7 +73,7 @@ pub enum Item<'a> {
     BlockGroup(&'a BlockGroupItem),
     /// The form of a block group's free space.
     FreeSpaceInfo(&'a FreeSpaceInfo),
-    /// A bit for each sector from the key's object on, set where it is free.
+    /// One bit for each sector, from the key's object number on; a set bit means that the sector is free.
     FreeSpaceBitmap(&'a [u8]),
     /// The header of a space cache of version 1.
     FreeSpaceHeader(&'a FreeSpaceHeader),
@@ -105,7 +105,7 @@ impl<'a> Item<'a> {
     /// Reads the item of this key.
     ///
     /// # Errors
-    /// When it does not have the shape of its type.
+    /// If it does not have the shape of its type.
     pub fn decode(key: Key, bytes: &'a [u8]) -> Result<Item<'a>, DecodeError> {
         Ok(match key.item_type {
             ItemType::UNTYPED if key.objectid == objectid::FREE_SPACE => {
@@ -131,7 +131,7 @@ impl<'a> Item<'a> {
         })
     }
 
-    /// Reads items of the trees that do not hold files.
+    /// Reads items of the trees that contain no files.
     fn decode_of_storage(key: Key, bytes: &'a [u8]) -> Result<Item<'a>, DecodeError> {
         Ok(match key.item_type {
             ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => Item::Extent(ExtentItem::decode(key.item_type, bytes)?),
@@ -160,7 +160,7 @@ impl<'a> Item<'a> {
     /// Its bytes.
     ///
     /// # Errors
-    /// When a part is too long for its length field; never for a decoded item.
+    /// If a part is too long for its length field; never for a decoded item.
     pub fn encode(&self) -> Result<Vec<u8>, TooLong> {
         let mut out = Vec::new();
         match self {
@@ -180,7 +180,7 @@ impl<'a> Item<'a> {
         Ok(out)
     }
 
-    /// The bytes of an item that is one structure, or bytes.
+    /// The bytes of an item that is a single structure, or raw bytes.
     fn fixed_bytes(&self) -> &'a [u8] {
         match *self {
             Item::Inode(one) => bytes_of(one),

@@ -1,4 +1,4 @@
-//! Items of the tree of trees: the root node of each tree, and the positions of subvolumes.
+//! Items of the root tree: the root node of each tree, and the positions of subvolumes.
 
 use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -12,7 +12,7 @@ bitflags! {
     /// The flags of a subvolume.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct RootFlags: u64 {
-        /// Not to be written.
+        /// It must not be written.
         const READONLY = 1;
         /// It is being deleted.
         const DEAD = 1 << 48;
@@ -41,20 +41,21 @@ pub struct RootHead {
     pub flags: U64,
     /// 0 when it is being deleted.
     pub refs: U32,
-    /// How far deleting has come.
+    /// How far the deletion has come.
     pub drop_progress: DiskKey,
-    /// The level of the node up to which it has come.
+    /// The level of the node that the deletion has reached.
     pub drop_level: u8,
     /// The level of the root node.
     pub level: u8,
 }
 
-/// The second part of root items since subvolumes have UUIDs and times, 200 bytes. Reserved bytes are kept.
+/// The second part of root items, which exists since subvolumes have UUIDs and times, 200 bytes. Reserved bytes are
+/// kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RootTail {
-    /// Equal to the generation. If not, a program that does not know this part wrote the item later, and this part is
-    /// invalid.
+    /// Equal to the generation if this part is valid. Otherwise a program that does not know this part wrote the item
+    /// later.
     pub generation_v2: U64,
     /// UUID of the subvolume; zero for other trees.
     pub uuid: [u8; 16],
@@ -95,7 +96,7 @@ impl<'a> RootItem<'a> {
     /// Reads the item.
     ///
     /// # Errors
-    /// When it has neither of the two sizes, 239 and 439 bytes.
+    /// If it has neither of the two sizes, 239 and 439 bytes.
     pub fn decode(bytes: &'a [u8]) -> Result<RootItem<'a>, DecodeError> {
         let (head, rest) = head::<RootHead>("root item", bytes, 0)?;
         let tail = if rest.is_empty() { None } else { Some(whole("second part of a root item", rest)?) };
@@ -119,7 +120,7 @@ impl<'a> RootItem<'a> {
     }
 }
 
-/// The position of a subvolume in another one. Both directions have the same bytes, under keys with object and offset
+/// The position of a subvolume in another one. Both directions have the same bytes; their keys have object and offset
 /// exchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RootRef<'a> {
@@ -145,7 +146,7 @@ impl<'a> RootRef<'a> {
     /// Reads the item.
     ///
     /// # Errors
-    /// When the name does not end where the item ends.
+    /// If the name does not end where the item ends.
     pub fn decode(bytes: &'a [u8]) -> Result<RootRef<'a>, DecodeError> {
         let (fixed, name) = head::<RootRefHead>(Self::WHAT, bytes, 0)?;
         let expected = size_of::<RootRefHead>() + usize::from(fixed.name_bytes);
@@ -158,7 +159,7 @@ impl<'a> RootRef<'a> {
     /// Appends its bytes.
     ///
     /// # Errors
-    /// When the name is too long for its length field.
+    /// If the name is too long for its length field.
     pub fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
         let name_bytes = length_u16("name", self.name.len())?.into();
         let fixed = RootRefHead { dirid: self.dirid.into(), sequence: self.sequence.into(), name_bytes };

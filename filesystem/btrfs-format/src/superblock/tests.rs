@@ -1,11 +1,11 @@
-//! A superblock as mkfs makes it passes; a superblock with one wrong field is refused for that field.
+//! A superblock as mkfs makes it passes; with one wrong field it is refused for that field.
 
 use super::*;
 use crate::captured;
 use crate::checker_items::check_chunk;
 use crate::key::objectid;
 
-/// A superblock of a new filesystem of one device, whose chunk tree lies once on it.
+/// A superblock of a new filesystem on one device, with one copy of the chunk tree.
 fn good() -> Superblock {
     let mut superblock = Superblock::read_from_bytes(&[0; SUPERBLOCK_BYTES]).unwrap();
     superblock.magic = MAGIC;

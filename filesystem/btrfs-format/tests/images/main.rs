@@ -1,8 +1,8 @@
-//! Filesystems as mkfs and the kernel make them: every node of every tree passes the checker, and encodes to the bytes it was decoded
-//! from, item by item and as a whole.
+//! Filesystems from mkfs and from the kernel: every node of every tree passes the checker and encodes to the bytes from
+//! which it was decoded, item by item and as a whole.
 //!
-//! Needs `mkfs.btrfs`; images of the kernel need root, loop devices and the filesystem. Tests without these print it
-//! and are skipped.
+//! Needs `mkfs.btrfs`; images from the kernel need root, loop devices and the filesystem. Without these the tests print
+//! what is missing and are skipped.
 
 mod walker;
 
@@ -84,7 +84,7 @@ const MOUNTED: [(u64, &[&str], &str); 7] = [
     (256, &["-n", "65536", "-O", "block-group-tree"], "commit=1"),
 ];
 
-/// A new filesystem after use by the kernel: the image after it was unmounted, and a copy from before that, with its
+/// A filesystem that the kernel has used: the image after the unmount, and a copy from before it that still has the
 /// log.
 fn of_kernel(image: &Path, mebibytes: u64, format: &[&str], options: &str) -> Result<Seen, String> {
     let images: [PathBuf; 1] = [image.to_owned()];

@@ -1,7 +1,7 @@
-//! Walks every tree of an image by its raw pointers, and requires that each node and item passes the checker and
-//! encodes to the same bytes again.
+//! Walks every tree of an image by its raw pointers. Each node and item must pass the checker and encode to the same
+//! bytes.
 //!
-//! It can locate only blocks of chunks that are on one device without stripes. The images have no others.
+//! It can only locate blocks of chunks that are on one device without stripes. The images have only such chunks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -68,7 +68,7 @@ struct Walker {
 /// Walks all trees of an image.
 ///
 /// # Panics
-/// When a part of it is refused or encodes to other bytes.
+/// If a part of it is refused or encodes to other bytes.
 pub fn walk(image: &Path) -> Seen {
     let file = File::open(image).unwrap();
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
@@ -188,7 +188,7 @@ impl Walker {
         let plain_bytes = extent.head().ram_bytes.get() as usize;
         let sizes = Sizes { plain_bytes, sector_bytes: self.geometry.sector_bytes as usize };
         let plain = decompress(kind, &stored, sizes).unwrap_or_else(|error| panic!("{key}: {error}"));
-        // All compressed files begin with the same text, and end with zeroes up to the end of the sector.
+        // All compressed files begin with the same text, and are padded with zeroes to the end of the sector.
         let start = key.offset.checked_sub(offset).unwrap() as usize;
         let expected = text(start + plain_bytes);
         let written = plain.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);

@@ -1,4 +1,4 @@
-//! Places that were read from devices that the kernel wrote, and properties of every profile.
+//! Places that were taken from devices that the kernel wrote, and properties of every profile.
 
 use proptest::prelude::*;
 use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, ChunkHead, Stripe};
@@ -8,7 +8,7 @@ use super::*;
 
 const LOGICAL: u64 = 1 << 30;
 
-/// A map of one chunk whose stripes begin at different places of devices 1, 2 and so on.
+/// A map with one chunk, whose stripes begin at different places of the devices 1, 2 and so on.
 fn map(profile: Profile, stripes: u16, bytes: u64) -> ChunkMap {
     let mut map = ChunkMap::default();
     add(&mut map, LOGICAL, profile, stripes, bytes).unwrap();
@@ -26,14 +26,14 @@ fn add(map: &mut ChunkMap, logical: u64, profile: Profile, stripes: u16, bytes: 
     map.add(logical, &Chunk { head: &head, stripes: &stripes })
 }
 
-/// Stripe and offset in it.
+/// The stripe, and the offset in it.
 fn stripes_of(located: &Located) -> Vec<(u64, u64)> {
     located.copies.iter().map(|place| (place.devid - 1, place.offset - (place.devid << 20))).collect()
 }
 
 #[test]
 fn places_are_those_that_the_kernel_chose() {
-    // Byte 335,872 of a chunk is byte 8192 of its piece 5.
+    // Byte 335,872 of a chunk is byte 8192 of its piece number 5.
     const STRIPE: u64 = STRIPE_BYTES;
     for (profile, stripes, expected) in [
         (Profile::Single, 1, vec![(0, 335_872)]),

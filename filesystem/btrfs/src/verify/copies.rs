@@ -1,7 +1,8 @@
-//! Compares copies of data without checksums. Nothing tells which of them is right, but copies that differ are damage.
+//! Compares copies of data without checksums. Nothing shows which of them is right, but copies that differ are damage.
 //!
-//! A copy on a device with seals is checked against these, and a copy that cannot be read is counted as such. Only the
-//! other copies are compared, and they still count as unchecked: equal copies prove nothing.
+//! A copy on a device with protection information is checked against that, and a copy that cannot be read is reported
+//! as unreadable. Only the other copies are compared. They still count as unchecked, because equal copies prove
+//! nothing.
 
 use futures_util::future::join_all;
 use sealblock_runtime_memory::Slice;
@@ -22,7 +23,7 @@ pub(super) fn comparable(session: &Session<'_>, located: &Located) -> Vec<usize>
     if plain.len() > 1 { plain } else { Vec::new() }
 }
 
-/// Reads these copies of a part of a piece, at most one request long, and compares them sector by sector.
+/// Reads these copies of a part of a piece, which fits in one request, and compares them sector by sector.
 pub(super) async fn compare(session: &Session<'_>, logical: u64, part: &Located, mirrors: &[usize]) {
     let sector = u64::from(session.fs.storage().geometry().sector_bytes);
     let read = |mirror: &usize| {
@@ -30,7 +31,7 @@ pub(super) async fn compare(session: &Session<'_>, logical: u64, part: &Located,
         async move { (mirror, read_sectors(session, logical, part, mirror).await) }
     };
     let copies: Vec<(usize, Vec<Option<Slice>>)> = join_all(mirrors.iter().map(read)).await;
-    // The start of the differing sectors that were not reported yet, and their copies.
+    // The start of the differing sectors that are not yet reported, and their copies.
     let mut run: Option<(u64, u64, Vec<usize>)> = None;
     for (index, at) in (0..part.bytes).step_by(sector as usize).enumerate() {
         let there: Vec<(usize, &Slice)> =

@@ -1,12 +1,12 @@
-//! Checks every copy of data against checksums or seals.
+//! Checks every copy of data against checksums or protection information.
 //!
-//! A run of sectors is cut into strips, several of which are checked at once. A device that can compute CRC-32C itself
-//! is asked for the checksum of a strip, which is compared with the combined checksums of the sectors. A strip that
-//! differs is halved down to [`DIRECT_BYTES`], and only that part is read. Any other strip is read and its sectors are
-//! checked one by one.
+//! A run of sectors is cut into strips, several of which are checked at once. A device that can compute CRC-32C is
+//! asked for the checksum of a whole strip, which is compared with the combined checksums of the sectors. A strip that
+//! differs is halved repeatedly down to [`DIRECT_BYTES`], and only that part is read. Any other strip is read, and its
+//! sectors are checked one by one.
 //!
-//! The device verifies data without checksums if it has seals. Otherwise they are read, their copies are compared, and
-//! they count as unchecked.
+//! Data without checksums are verified by the device if it has protection information. Otherwise they are read and
+//! their copies are compared, and they count as unchecked.
 
 use std::rc::Rc;
 
@@ -159,7 +159,7 @@ pub(super) async fn check_unsummed(
     let map = &session.fs.storage().map;
     let mut pipeline = Pipeline::new(session);
     for (start, end) in ranges {
-        // The data before `at` that were not started begin at `from`.
+        // The data from `from` up to `at` have not been started.
         let (mut from, mut at) = (start, start);
         while at < end {
             let most = (end - at).min(MAX_OFFLOAD_BYTES);
@@ -200,7 +200,7 @@ async fn check_strip(session: &Session<'_>, run: &Run, strip: &Strip) {
     }
 }
 
-/// Has a device compare a strip with its checksums.
+/// Lets a device compare a strip with its checksums.
 async fn check_by_device(session: &Session<'_>, device: &Device, run: &Run, strip: &Strip) {
     let sector = u64::from(session.fs.storage().geometry().sector_bytes);
     let mut pending = vec![(0, strip.bytes)];
@@ -279,7 +279,7 @@ async fn check_by_reading(session: &Session<'_>, run: &Run, strip: &Strip, from:
     }
 }
 
-/// Reads a part of a strip that cannot be read as a whole.
+/// Reads a part of a strip sector by sector, because it cannot be read as a whole.
 async fn read_sectors(session: &Session<'_>, run: &Run, strip: &Strip, from: u64, to: u64) {
     let sector = u64::from(session.fs.storage().geometry().sector_bytes);
     for (at, logical) in strip.sectors(from, to, sector) {
@@ -310,7 +310,7 @@ fn check_read(session: &Session<'_>, run: &Run, strip: &Strip, from: u64, data: 
     }
 }
 
-/// Has a device verify a strip against its own seals.
+/// Lets a device verify a strip against its own protection information.
 async fn check_seals(session: &Session<'_>, device: &Device, strip: &Strip) {
     let (logical, devices) =
         (strip.sectors(0, 1, 1).next().map_or(0, |(_, logical)| logical), &session.fs.storage().devices);

@@ -1,8 +1,8 @@
 //! Checks a file, or all files below a directory: every copy of their data, and every copy of the nodes that lead to
 //! them.
 //!
-//! First it collects the inodes and their data; then it walks the parts of trees with them and their checksums; then it
-//! checks data, each once, even if several files share them.
+//! First it collects the inodes and their data; then it walks the parts of trees with these inodes and their checksums;
+//! then it checks the data, each only once, even if several files share them.
 
 use std::collections::BTreeMap;
 
@@ -27,14 +27,14 @@ use crate::walk::{Met, Walk};
 /// The bytes of data whose checksums are looked up at once.
 const STEP_BYTES: u64 = 16 << 20;
 
-/// Checks a file, or a directory with everything below it, other subvolumes included: all stored data of each file,
-/// also after its end, and the nodes with the inodes' items and the checksums.
+/// Checks a file, or a directory with everything below it, including other subvolumes: all stored data of each file,
+/// also beyond its end, and the nodes with the inodes' items and the checksums.
 ///
-/// The path to `start`, its directories and the nodes of the chunk tree, was read before, from copies that passed;
-/// their other copies are not read. A device whose end is cut off is damage, wherever the file lies.
+/// The path to `start`, its directories and the nodes of the chunk tree were read before, from copies that passed;
+/// their other copies are not read. A device whose end is cut off is damage, wherever the file is.
 ///
 /// # Errors
-/// When devices must compute the checksums and one cannot. Everything else is in the report.
+/// If devices must compute the checksums and one cannot. Everything else is in the report.
 pub async fn verify_files(
     fs: &Filesystem,
     start: Inode,
@@ -42,7 +42,7 @@ pub async fn verify_files(
     watch: &dyn Watch,
 ) -> Result<Report, FsError> {
     let session = Session::new(fs, options, watch)?;
-    // Bad copies of nodes that led to the file.
+    // Bad copies of nodes that were read to find the file.
     let mut met = fs.take_bad_copies();
     session.note_sizes();
     session.note_copies_below();
@@ -55,7 +55,7 @@ pub async fn verify_files(
     Ok(session.finish())
 }
 
-/// Reports damaged copies of nodes on the path to the file, without those that were checked with it.
+/// Reports damaged copies of nodes on the path to the file, except those that were checked as part of it.
 fn note_met(session: &Session<'_>, met: Vec<BadCopy>) {
     let findings = session.take_findings();
     let is_known = |copy: &BadCopy| {
@@ -157,7 +157,7 @@ async fn scan(session: &Session<'_>, start: Inode) -> Result<(), Stopped> {
     let fs = session.fs;
     let files = Files::below(session, start).await?;
     let roots = Tree { root: fs.root_tree(), wanted: files.inodes.keys().map(|id| root_items(*id)).collect() };
-    // The references in these leaves are not used, because the leaves also hold items of other files; lost checksums
+    // The references in these leaves are not used, because the leaves also contain items of other files; lost checksums
     // are.
     let (mut seen, mut leaves) = (Seen::new(session.options.most_nodes), Leaves::new(session.options.most_ranges));
     walk(session, &mut seen, [roots].into_iter().chain(files.trees()).collect(), &mut leaves).await?;

@@ -1,8 +1,8 @@
-//! Information of leaves about data: which sectors have checksums, which files use sectors without, and which sectors
-//! lack checksums that they should have.
+//! What leaves show about data: which sectors have checksums, which files use sectors without, and which sectors lack
+//! checksums that they should have.
 //!
 //! Leaves come in any order, but those of the checksum tree come before those of files: the data of a file are compared
-//! with the checksums that are known when its leaf comes.
+//! with the checksums known when its leaf is read.
 
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::file_extent::FileExtent;
@@ -21,15 +21,15 @@ pub(super) struct Leaves {
     pub summed: RangeList,
     /// Sectors whose checksums are lost, if they had any.
     pub lost_sums: RangeList,
-    /// The part of them whose checksums are damaged, and not on a missing device.
+    /// The subset whose checksums are damaged, rather than on a missing device.
     pub damaged_sums: RangeList,
-    /// Sectors of files with checksums that cannot be read because their checksums are damaged.
+    /// Sectors of files with checksums that are unreadable because these checksums are damaged.
     pub unreadable: RangeList,
     /// Sectors of files without checksums.
     pub unsummed: RangeList,
     /// Sectors that should have checksums but have none.
     pub holes: RangeList,
-    /// Sectors without checksums of lost inodes.
+    /// Sectors without checksums that belong to lost inodes.
     pub unknown: RangeList,
 }
 
@@ -88,7 +88,7 @@ impl Leaves {
         let geometry = session.fs.storage().geometry();
         let (sector, sum) = (u64::from(geometry.sector_bytes), geometry.checksum.bytes());
         for (key, data) in view.entries().filter(|(key, _)| key.item_type == ItemType::EXTENT_CSUM) {
-            // The checker ensured that a run ends below the last address.
+            // The checker has ensured that a run ends below the highest address.
             self.summed.add(key.offset, key.offset.saturating_add((data.len() / sum) as u64 * sector));
         }
     }
@@ -151,8 +151,8 @@ impl Leaves {
     }
 }
 
-/// The stored sectors that an extent of a file uses; all of a compressed one. `None` for a hole, an inline extent, and
-/// one that was never written.
+/// The stored sectors that an extent of a file uses; for a compressed extent all of them. `None` for a hole, an inline
+/// extent, and one that was never written.
 pub(super) fn stored_range(extent: &FileExtent) -> Option<(u64, u64)> {
     let FileExtent::Regular(head, location) = extent else { return None };
     if location.is_hole() {

@@ -1,10 +1,10 @@
-//! Logical ranges, added in any order, then sorted and joined: sectors with checksums, and sectors that are used
+//! Logical ranges that are added in any order, then sorted and joined: sectors with checksums, and sectors used
 //! without.
 //!
-//! Invariant: a list keeps at most a given number of ranges after they are joined. If there are more, it records that
-//! it is incomplete.
+//! Invariant: once joined, a list has at most a given number of ranges. If there are more, it records that it is
+//! incomplete.
 
-/// The maximum number of ranges: 64 MiB of them.
+/// The maximum number of ranges, which need 64 MiB.
 pub const MAX_RANGES: usize = 4 << 20;
 /// Ranges that are collected before they are joined.
 const BATCH: usize = 4096;

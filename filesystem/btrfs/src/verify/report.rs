@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - All damage is counted, and the first [`VerifyOptions::most_listed`](super::VerifyOptions) findings are listed.
-//! - Data that could not be checked are not damage, and unchecked data are never clean.
+//! - Data that could not be checked are not damage, but they never count as clean.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,7 @@ pub const MAX_FILES_LISTED: usize = 100;
 /// A part of a file that uses damaged data.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct FileUse {
-    /// The subvolume; 1 for a space cache, which is a file of the tree of trees.
+    /// The subvolume; 1 for a space cache, which is a file of the root tree.
     pub subvolume: u64,
     /// The subvolume's path from the top of the first subvolume; `None` if it cannot be found.
     pub subvolume_path: Option<Vec<u8>>,
@@ -28,7 +28,7 @@ pub struct FileUse {
     pub ino: u64,
     /// The first affected byte of the file.
     pub offset: u64,
-    /// The number of bytes: for a compressed extent all that the file uses of it.
+    /// The number of bytes; for a compressed extent, everything that the file uses of it.
     pub bytes: u64,
     /// Every path of the inode from the top of the subvolume; empty if none can be found.
     pub paths: Vec<Vec<u8>>,
@@ -50,9 +50,9 @@ pub struct LostNode {
     pub trees: Vec<u64>,
     /// Its level: 0 for a leaf.
     pub level: u8,
-    /// The first key that can no longer be reached; `None` for the root node of a tree, which is lost as a whole.
+    /// The first key that can no longer be reached; `None` for the root node, with which the whole tree is lost.
     pub from: Option<Key>,
-    /// The first key after it that can be reached.
+    /// The first key after the lost ones that can be reached.
     pub before: Option<Key>,
     /// The fault of each copy.
     pub lost: Lost,
@@ -65,17 +65,18 @@ pub enum DataFault {
     Copy {
         /// The copy.
         copy: BadCopy,
-        /// True if the data cannot be restored either.
+        /// True if the data cannot be restored from another copy or parity either.
         is_lost: bool,
     },
-    /// A file uses them, and they lack the checksums that they should have.
+    /// A file uses them, but they lack the checksums that they should have.
     NoSum,
-    /// Their checksums are lost, so they cannot be read from any copy.
+    /// Their checksums are lost, so no copy of them can be used.
     SumsLost,
     /// They are outside all chunks.
     Unmapped(MapError),
-    /// Copies of data without checksums differ, and nothing tells which one is right. Lists number, from 1, and place
-    /// of each compared copy. Copies that were checked against seals or could not be read are not among them.
+    /// Copies of data without checksums differ, and nothing shows which one is right. Contains the number, from 1, and
+    /// the place of each compared copy. Copies that were checked against protection information, or that could not be
+    /// read, are not included.
     CopiesDiffer(Vec<(usize, Place)>),
 }
 
@@ -222,13 +223,13 @@ pub enum WhyUnchecked {
     Unreachable,
     /// Data without a checksum on a device that missed transactions.
     StaleDevice,
-    /// Data that have no checksum, on a device that has no seals. They could be read.
+    /// Data without a checksum, on a device without protection information. They could be read.
     NoChecksum,
     /// Data whose checksums are lost.
     ChecksumsLost,
-    /// Data of a lost inode: it is unknown whether they should have checksums.
+    /// Data of a lost inode, of which it is unknown whether they should have checksums.
     InodeLost,
-    /// A device with copies of its own did not check all of them.
+    /// A device that consists of several copies did not check all of them.
     CopiesBelow,
     /// Parity of a row of which a piece is damaged or missing.
     Parity,
@@ -290,9 +291,9 @@ impl fmt::Display for WhyUnchecked {
 /// The verdict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Every copy of everything that is in use was checked against a checksum or a seal, and all of them are good.
+    /// Every copy of everything in use was checked against a checksum or protection information, and all are good.
     Clean,
-    /// No damage in what was checked.
+    /// What was checked is not damaged, but not everything was checked.
     Incomplete,
     /// Damage was found.
     Damaged,
@@ -303,7 +304,7 @@ pub enum Verdict {
 pub struct Report {
     /// Nodes that were checked, each counted once.
     pub nodes_verified: u64,
-    /// Bytes that were checked, each copy counted: of nodes, of data, of parity.
+    /// Bytes that were checked, counting each copy: of nodes, data and parity.
     pub bytes_verified: u64,
     /// Bytes that were transferred from devices to this host.
     pub bytes_transferred: u64,

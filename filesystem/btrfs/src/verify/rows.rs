@@ -1,8 +1,8 @@
-//! Checks the parity of RAID5 and RAID6 rows that are in use.
+//! Checks the parity of the RAID5 and RAID6 rows that are in use.
 //!
-//! Parity covers the sectors of its row at the same offset. It is checked where one of them is in use and all can be
-//! read, free ones included: sectors that a write does not replace stay in the parity. If a piece of the row is known
-//! to be damaged, the parity cannot be checked, and counts as unchecked.
+//! Parity covers the sectors of a row that have the same offset. It is checked if at least one of these sectors is in
+//! use and all of them can be read, including free ones: sectors that a write does not replace remain part of the
+//! parity. If a piece of the row is known to be damaged, the parity cannot be checked and counts as unchecked.
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -80,7 +80,7 @@ async fn check_row(session: &Session<'_>, start: u64, end: u64, used: &RangeList
         match (role, read) {
             (Role::Data(_), Ok(bytes)) => data.push(bytes),
             (Role::P | Role::Q, read) => parities.push((*role, *place, read)),
-            // A bad or missing piece was reported when it was checked itself.
+            // A bad or missing piece was reported when that piece was checked.
             (Role::Data(_), Err(_)) => return session.unchecked(WhyUnchecked::Parity, STRIPE_BYTES),
         }
     }

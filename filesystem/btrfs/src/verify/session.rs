@@ -14,19 +14,19 @@ use crate::devices::Device;
 use crate::error::{BadCopy, CopyFault, FsError};
 use crate::filesystem::Filesystem;
 
-/// The maximum number of nodes that are remembered as checked: 16 million, of 16 KiB each 256 GiB.
+/// The maximum number of nodes that are remembered as checked: 16 million, which is 256 GiB of nodes of 16 KiB.
 pub const MAX_NODES: usize = 16 << 20;
 /// The default limit of listed findings.
 pub const MAX_LISTED: usize = 10_000;
 /// The observer is called after this number of bytes.
 const STEP_BYTES: u64 = 1 << 20;
-/// The observer is called after this number of nodes or inodes, if no bytes are checked.
+/// The observer is called after this number of nodes or inodes if no bytes are checked meanwhile.
 const STEP_TURNS: u64 = 64;
 
 /// Who computes checksums of data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mode {
-    /// Devices that can do it without a transfer of the data, and this host for the others.
+    /// Each device that can do it without transferring the data, and this host for the others.
     #[default]
     Auto,
     /// Devices; an error if one cannot.
@@ -57,7 +57,7 @@ impl Default for VerifyOptions {
 /// The progress of a verification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Progress {
-    /// Bytes that were checked, or could not be checked, each copy counted.
+    /// Bytes that were checked or could not be checked, counting each copy.
     pub bytes: u64,
     /// An estimate of the total.
     pub expected_bytes: u64,
@@ -101,7 +101,7 @@ pub(super) struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// # Errors
-    /// When devices must compute checksums and one cannot.
+    /// If devices must compute checksums and one cannot.
     pub fn new(fs: &'a Filesystem, options: VerifyOptions, watch: &'a dyn Watch) -> Result<Session<'a>, FsError> {
         let devices = &fs.storage().devices;
         let session = Session {
@@ -129,12 +129,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Reports devices whose end is cut off. Which data that loses is seen only where they are read, so this counts for a single file too.
+    /// Reports devices whose end is cut off. Which data are lost by that is only seen when they are read, so this is
+    /// reported even for a single file.
     pub fn note_sizes(&self) {
         self.fs.short_devices().into_iter().for_each(|device| self.found(Finding::ShortDevice(device)));
     }
 
-    /// Reports devices with copies of their own, of which only one was read.
+    /// Reports devices that consist of several copies, of which only one was read.
     pub fn note_copies_below(&self) {
         let mut devices = self.fs.storage().devices.iter();
         if devices.any(|(_, device)| device.device.abilities().copies) {
@@ -216,7 +217,7 @@ impl<'a> Session<'a> {
         (report.damage_count == report.findings.len() as u64).then(|| ranges.collect())
     }
 
-    /// Calls the observer at intervals.
+    /// Calls the observer after each [`STEP_BYTES`].
     pub async fn step(&self) -> Result<(), Stopped> {
         let bytes = self.progressed_bytes.get();
         if bytes < self.step_at.get() {
@@ -226,7 +227,7 @@ impl<'a> Session<'a> {
         self.ask().await
     }
 
-    /// As [`Session::step`], between nodes or inodes that need no check of bytes.
+    /// Like [`Session::step`], after nodes or inodes that require no check of bytes.
     pub async fn turn(&self) -> Result<(), Stopped> {
         self.turns.set(self.turns.get() + 1);
         if self.turns.get().is_multiple_of(STEP_TURNS) { self.ask().await } else { Ok(()) }
@@ -242,12 +243,12 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Takes the findings, for additions at the end.
+    /// Takes the findings out, so that they can be extended at the end.
     pub fn take_findings(&self) -> Vec<Finding> {
         std::mem::take(&mut self.report.borrow_mut().findings)
     }
 
-    /// Returns them.
+    /// Puts them back.
     pub fn put_findings(&self, mut findings: Vec<Finding>) {
         findings.sort_by_key(Finding::order);
         self.report.borrow_mut().findings = findings;
@@ -261,7 +262,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The reason if a copy could not be checked, rather than being damaged.
+/// The reason, if a copy could not be checked; `None` if it is damaged.
 pub fn why_unchecked(fault: &CopyFault) -> Option<WhyUnchecked> {
     match fault {
         CopyFault::Missing => Some(WhyUnchecked::MissingDevice),
@@ -281,8 +282,8 @@ pub(super) fn copy_of_data(logical: u64, place: Place, mirror: usize, fault: Cop
     BadCopy { logical: Some(logical), place, mirror: mirror + 1, fault }
 }
 
-/// An estimate of the bytes that a verification of a whole filesystem checks, each copy counted: the used bytes in the
-/// superblock, times the average number of copies of a chunk.
+/// An estimate of the bytes that a verification of the whole filesystem checks, counting each copy: the used bytes in
+/// the superblock times the average number of copies of a chunk.
 pub fn expected_bytes(fs: &Filesystem) -> u64 {
     let map = &fs.storage().map;
     let (mut bytes, mut stored) = (0_u128, 0_u128);

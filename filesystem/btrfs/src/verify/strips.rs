@@ -1,13 +1,13 @@
-//! A run of logical addresses as strips: for each copy, contiguous ranges of one device.
+//! Divides a run of logical addresses into strips: for each copy, contiguous ranges of one device.
 //!
-//! In a striped chunk, pieces of 64 KiB that follow each other on a device are far apart in logical addresses. A strip
-//! joins them, so that one request to the device covers them.
+//! In a striped chunk, consecutive pieces of 64 KiB on a device are far apart in logical addresses. A strip joins them,
+//! so that one request to the device covers them.
 
 use smallvec::SmallVec;
 
 use crate::chunk_map::{ChunkMap, MapError, Place};
 
-/// The number of strips that may still grow while a run is cut: one for each device of a chunk.
+/// The number of strips that may still grow while a run is divided: one for each device of a chunk.
 const OPEN_STRIPS: usize = 64;
 
 /// A contiguous range of one device.
@@ -24,7 +24,7 @@ pub(super) struct Strip {
 }
 
 impl Strip {
-    /// Its sectors from one byte offset to another, both at sector borders: the offset of each in the strip, and its
+    /// Its sectors from one byte offset to another, both at sector boundaries: the offset of each in the strip, and its
     /// logical address.
     pub fn sectors(&self, from: u64, to: u64, sector: u64) -> impl Iterator<Item = (u64, u64)> + use<'_> {
         let mut at = 0;
@@ -45,8 +45,8 @@ impl Strip {
     }
 }
 
-/// The strips of a run, none longer than `most` bytes, and the parts outside all chunks: first addresses, bytes, and
-/// why.
+/// The strips of a run, none longer than `most` bytes, and the parts outside all chunks, each with its first address,
+/// its bytes and the reason.
 pub(super) fn strips(map: &ChunkMap, logical: u64, bytes: u64, most: u64) -> (Vec<Strip>, Vec<(u64, u64, MapError)>) {
     let (mut strips, mut unmapped) = (Vec::<Strip>::new(), Vec::new());
     let (mut at, mut left) = (logical, bytes);
@@ -93,7 +93,7 @@ mod tests {
 
     const KIB: u64 = 1024;
 
-    /// A chunk of data of 64 MiB at the logical address 1 MiB, with stripes at 1 MiB of this number of devices.
+    /// A chunk of 64 MiB of data at the logical address 1 MiB, with stripes at 1 MiB on this number of devices.
     fn map(flags: u64, stripes: u16, sub_stripes: u16) -> ChunkMap {
         let mut bytes = vec![0; 48];
         bytes[..8].copy_from_slice(&(64_u64 << 20).to_le_bytes());

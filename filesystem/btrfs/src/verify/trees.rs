@@ -1,4 +1,4 @@
-//! The trees of a verification, and the key ranges of each.
+//! The trees that a verification walks, and the key ranges of each.
 
 use std::ops::RangeInclusive;
 
@@ -53,15 +53,15 @@ impl Tree {
 
 /// The trees of a filesystem.
 pub(super) struct Trees {
-    /// The trees without files, the tree of trees and the checksum tree among them.
+    /// The trees without files, and also the root tree and the checksum tree.
     pub of_storage: Vec<Tree>,
     /// The trees of subvolumes.
     pub of_files: Vec<Tree>,
 }
 
 impl Trees {
-    /// All trees in use. For a subvolume that is being deleted the remaining part, because the space of the rest may be
-    /// reused. Damage of the tree of trees is reported when that tree is walked.
+    /// All trees in use. Of a subvolume that is being deleted, only the remaining part, because the space of the rest
+    /// may be reused. Damage to the root tree is reported when that tree is walked.
     pub async fn of(session: &Session<'_>) -> Trees {
         let fs = session.fs;
         let mut trees =

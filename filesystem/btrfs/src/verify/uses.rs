@@ -1,7 +1,7 @@
 //! Finds the files that use damaged data.
 //!
-//! The trees of all subvolumes are searched again, because references in the extent tree may be damaged themselves. A
-//! leaf that several subvolumes share and that has no damage is read once.
+//! It searches the trees of all subvolumes again, because references in the extent tree may be damaged themselves. A
+//! leaf that several subvolumes share and that uses no damaged data is read only once.
 
 use std::collections::{HashMap, HashSet};
 
@@ -126,14 +126,14 @@ async fn search(
                 is_harmless &= !take_extent(findings, damage, tree.root.id, key, data);
             }
         }
-        // If only parts of a tree are wanted, another tree may want the rest.
+        // If only parts of one tree are wanted, another tree may want the rest of this node.
         if is_harmless && tree.is_whole() && harmless.len() < session.options.most_nodes {
             harmless.insert(expected.bytenr);
         }
     }
 }
 
-/// The bytes of a file that a damaged range affects: all of a compressed extent.
+/// The bytes of a file that a damaged range affects; for a compressed extent all of it.
 fn concerned(start: u64, extent: &FileExtent, logical: u64, bytes: u64) -> (u64, u64) {
     let (FileExtent::Regular(head, location), Some((first, end))) = (extent, stored_range(extent)) else {
         return (start, extent.file_bytes());
@@ -155,7 +155,7 @@ fn add_use(finding: &mut Finding, subvolume: u64, ino: u64, offset: u64, bytes: 
     }
 }
 
-/// A cache of paths, because damaged sectors of one file follow each other.
+/// A cache of paths, because consecutive damaged sectors are often in one file.
 #[derive(Default)]
 struct Names {
     subvolumes: HashMap<u64, Option<Vec<u8>>>,
@@ -186,7 +186,7 @@ impl Names {
     }
 }
 
-/// Determines which damaged data neither a copy nor parity can restore.
+/// Determines which damaged data can be restored neither from a copy nor from parity.
 async fn find_lost(fs: &Filesystem, findings: &mut [Finding]) {
     let mut last = None;
     for finding in findings {

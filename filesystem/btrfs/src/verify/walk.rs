@@ -1,10 +1,10 @@
 //! Checks every copy of every node of a tree, several at once.
 //!
 //! Invariants:
-//! - A node that several trees share is read once, as long as all of them expect the same. If another tree expects
-//!   something else of a node, it is checked against that as well.
-//! - Waiting nodes are below the path to one of them, so their number is bounded by the height of a tree times the
-//!   pointers of a node, for each of the nodes in flight. A limit bounds the number of visited nodes.
+//! - A node that several trees share is read once, if all of them expect the same of it. If another tree expects
+//!   something else, the node is checked against that as well.
+//! - The waiting nodes are children of nodes on a path, so for each node in flight their number is bounded by the
+//!   height of a tree times the pointers in a node. A limit also bounds the number of visited nodes.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -26,7 +26,7 @@ use crate::nodes::{LoadedNode, NodeCopies};
 /// The maximum number of nodes in flight.
 pub(super) const NODES_IN_FLIGHT: usize = 32;
 
-/// Checked nodes, with the expectation that each met.
+/// Checked nodes, each with the expectation that it met.
 pub(super) struct Seen {
     nodes: HashMap<u64, u64>,
     most: usize,
@@ -48,7 +48,7 @@ impl Seen {
 
     fn enter(&mut self, expected: &Expected) -> Entered {
         let Expected { bytenr, owner, level, generation, first_key } = *expected;
-        // A node that subvolumes share has the number of any of them.
+        // A node that subvolumes share has the number of any one of them.
         let owner = if objectid::is_subvolume(owner) { objectid::FS_TREE } else { owner };
         let print = self.hasher.hash_one((owner, level, generation, first_key));
         let is_full = self.nodes.len() >= self.most;
@@ -66,7 +66,7 @@ impl Seen {
         }
     }
 
-    /// Removes a node, so that another tree checks it again: not all of it was walked.
+    /// Removes a node because not all of it was walked, so that another tree checks it again.
     fn forget(&mut self, bytenr: u64) {
         self.nodes.remove(&bytenr);
     }
@@ -85,7 +85,7 @@ struct Task {
     tree: Rc<Tree>,
 }
 
-/// Checks every copy of every node of trees, and passes leaves to a callback.
+/// Checks every copy of every node of these trees, and passes leaves to a callback.
 pub(super) async fn walk(
     session: &Session<'_>,
     seen: &mut Seen,
@@ -174,7 +174,7 @@ fn push_children(pending: &mut Vec<Task>, task: &Task, node: &LoadedNode) -> boo
     pending.len() - queued == node.view().pointers().len()
 }
 
-/// Adds to a lost node of a subvolume the other subvolumes that share it: those whose keys lead to it.
+/// Adds to a lost node of a subvolume the other subvolumes that share it: those with keys that lead to it.
 pub(super) async fn find_sharers(session: &Session<'_>, node: &mut LostNode, trees: &[TreeRoot]) {
     if !node.trees.iter().all(|id| objectid::is_subvolume(*id)) {
         return;

@@ -1,4 +1,4 @@
-//! Damage of anything but file data; unchecked data; limits.
+//! Damage of everything except file data; unchecked data; limits.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -89,7 +89,7 @@ fn a_lost_node_is_named_with_its_unreachable_keys() {
     let report = damaged(&devices, &places(&fs, sums.bytenr));
     let [Finding::LostNode(node), of_data @ ..] = &report.findings[..] else { panic!("{:?}", report.findings) };
     assert_eq!((&node.trees[..], node.from, node.before, node.lost.copies.len()), (&[7][..], None, None, 2));
-    // No file can be read without its checksums.
+    // No file with checksums can be read without them.
     let mut cannot_be_read = BTreeMap::<String, u64>::new();
     for finding in of_data {
         let Finding::Data(data) = finding else { panic!("{finding}") };
@@ -217,7 +217,7 @@ fn copies_of_data_without_checksums_that_differ_are_named() {
         let report = checked(&devices.open());
         assert_eq!((report.verdict(), report.findings.len()), (Verdict::Incomplete, 0), "equal copies prove nothing");
         assert_eq!(report.unchecked.into_iter().collect::<Vec<_>>(), [(WhyUnchecked::NoChecksum, 2 << 20)]);
-        // Two sectors that follow each other, and one elsewhere, each in one of its copies.
+        // Two consecutive sectors, and one elsewhere, each damaged in one of its copies.
         let copies = |offset: usize| {
             let is_it = |copy: &&_| matches!(copy, crate::images::SectorCopy { file: 1, offset: at, .. } if *at == offset as u64);
             let place = |copy: &crate::images::SectorCopy| Place { devid: copy.devid, offset: copy.place };
@@ -256,7 +256,7 @@ fn a_file_that_should_have_checksums_and_has_none_is_named() {
     let fs = devices.open();
     let leaf = root(&fs, 5);
     assert_eq!(leaf.level, 0);
-    // Clear the flags by which the inode has no checksums, in every copy of its leaf.
+    // Clears the flags that say that the inode has no checksums, in every copy of its leaf.
     let top = now(fs.top(&now(fs.subvolume(5)).unwrap())).unwrap();
     let ino = now(fs.resolve(top, b"plain", true)).unwrap().ino;
     for place in places(&fs, leaf.bytenr) {
@@ -404,7 +404,7 @@ fn of_a_subvolume_that_is_being_deleted_only_the_rest_is_checked() {
     assert_eq!(sub.level, 1);
     let node = now(fs.nodes().load(&sub.expected())).unwrap();
     let leaves: Vec<_> = node.view().pointers().iter().map(|pointer| (pointer.key(), pointer.blockptr.get())).collect();
-    // As Linux leaves it when two leaves are gone: no references, and the key of the third one.
+    // The state in which Linux leaves it when two leaves are gone: no references, and the key of the third leaf.
     let progress = DiskKey::from(leaves[2].0);
     let roots = fs.root_tree();
     assert_eq!(roots.level, 0);
@@ -505,7 +505,7 @@ fn one_file_is_checked_in_all_its_copies() {
         assert_clean(&verify_one(&devices, b"large"), "another file");
         devices.damage(copy.devid, copy.place);
     }
-    // A node that is only on the path to the file: the one with the entries of its directory.
+    // A node that is only on the path to the file: the one with the entries of its parent directory.
     let fs = devices.open();
     let first = now(fs.nodes().load(&root(&fs, 5).expected())).unwrap().view().pointers()[0].blockptr.get();
     let first = places(&fs, first)[0];

@@ -1,5 +1,5 @@
-//! Filesystems that the kernel fills, in memory: their devices, and the place of each sector of each file, found by its
-//! content and without any of the code under test.
+//! Filesystems in memory that the kernel filled: their devices, and the place of each sector of each file, found by its
+//! content and without the code under test.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -140,7 +140,7 @@ impl Devices {
     }
 }
 
-/// The file and the byte of a sector, if all of the sector agrees.
+/// The file and offset that a sector belongs to, if the whole sector matches.
 fn file_of(sector: &[u8]) -> Option<(u64, u64)> {
     let word = u64::from_le_bytes(*sector.first_chunk()?);
     let (file, offset) = (word >> 40, (word & ((1 << 40) - 1)).checked_sub(1)?);
@@ -152,7 +152,7 @@ fn content_at(file: u64, offset: u64) -> Vec<u8> {
     (0..SECTOR as u64 / 8).flat_map(|word| (file << 40 | (offset + word * 8 + 1)).to_le_bytes()).collect()
 }
 
-/// Devices in memory never wait.
+/// Devices in memory complete at once, so the future never waits.
 pub fn now<T>(future: impl Future<Output = T>) -> T {
     future.now_or_never().expect("memory never waits")
 }

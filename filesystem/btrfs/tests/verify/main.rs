@@ -1,7 +1,8 @@
-//! Verification of filesystems that the kernel made: intact ones are clean, and of damaged ones exactly the damaged
+//! Verification of filesystems that the kernel made: intact ones are clean, and for damaged ones exactly the damaged
 //! copies are reported, with the files that use them.
 //!
-//! Needs root, loop devices, `mkfs.btrfs` and the filesystem. Tests without these print it and are skipped.
+//! Needs root, loop devices, `mkfs.btrfs` and the filesystem. Without these the tests print what is missing and are
+//! skipped.
 
 mod damage;
 mod images;
@@ -40,7 +41,7 @@ pub fn name_of(file: u64) -> &'static str {
     FILES.iter().find(|(number, ..)| *number == file).unwrap().1
 }
 
-/// The damaged copies of data in a report, each with its only file; the report may have nothing else.
+/// The damaged copies of data in a report, each with its only file; the report must contain nothing else.
 pub fn sectors_of(report: &Report) -> BTreeSet<(u64, u64, String, u64)> {
     let of = |finding: &Finding| {
         let Finding::Data(data) = finding else { panic!("{finding}") };
@@ -76,7 +77,7 @@ fn nodes_of(fs: &Filesystem) -> Vec<Place> {
     nodes.into_iter().flat_map(|bytenr| map.locate(bytenr, 16_384).unwrap().copies).collect()
 }
 
-/// Damages random sectors, and sometimes a copy of a node, and requires exactly these in the report.
+/// Damages random sectors, and sometimes a copy of a node, and requires that the report contains exactly these.
 fn damage_and_compare(devices: &Devices, what: &str, seeds: std::ops::Range<u64>, is_restorable: bool) {
     let nodes = nodes_of(&devices.open());
     for seed in seeds {
@@ -119,7 +120,7 @@ fn place_of_node(finding: &Finding) -> Place {
     copy.place
 }
 
-/// Data are lost exactly where all copies are damaged.
+/// Requires that data are lost exactly where all copies are damaged.
 fn compare_loss(devices: &Devices, damaged: &BTreeSet<SectorCopy>, finding: &Finding) {
     let Finding::Data(data) = finding else { panic!("{finding}") };
     let DataFault::Copy { is_lost, .. } = data.fault else { panic!("{finding}") };
@@ -176,14 +177,14 @@ fn parity_that_does_not_fit_is_named_and_damaged_data_are_told_from_it() {
         let Some(images) = make(folder.path(), setup, fill) else { continue };
         let mut devices = Devices::load(&images, None);
         assert_clean(&checked(&devices.open()), data);
-        // If the rest of a row is zero, parity equals the data; such sectors are skipped.
+        // If the rest of a row is zero, parity equals the data, so such sectors are skipped.
         let of_file = |one: &SectorCopy, other: &SectorCopy| (one.file, one.offset) == (other.file, other.offset);
         let all = devices.sectors.clone();
         devices.sectors.retain(|one| all.iter().filter(|other| of_file(one, other)).count() == 1);
         assert!(devices.sectors.len() > whole_sectors() * 3 / 4);
         damage_and_compare(&devices, data, 0..15, true);
 
-        // A row in use has its parity beside its data: at the same offset of another device, without data.
+        // A row that is in use has its parity at the same offset as its data, on another device.
         let fs = devices.open();
         let address = now(fs.sums(0, u64::MAX)).unwrap()[0].logical;
         let row = fs.storage().map.locate(address, SECTOR as u64).unwrap().row.unwrap();

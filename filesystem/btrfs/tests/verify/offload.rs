@@ -86,7 +86,8 @@ fn only_metadata_and_differing_data_are_transferred() {
         let nodes = report.nodes_verified * 2 * 16_384;
         assert!(report.bytes_transferred < 2 * nodes, "{} of {nodes}", report.bytes_transferred);
         assert!(report.bytes_verified > nodes + (24 << 20));
-        // A device in memory accepts 1 MiB at a time; with stripes of 64 KiB there would be several hundred requests.
+        // A device in memory accepts 1 MiB at a time; stripe by stripe (64 KiB) there would be several hundred
+        // requests.
         assert!(counted.checksums.get() < 150, "{} requests for contiguous pieces", counted.checksums.get());
 
         let copies: Vec<SectorCopy> =
@@ -127,7 +128,7 @@ fn sectors_that_cannot_be_read_are_named_whoever_checks() {
     }
 }
 
-/// A device that is lost after it was opened.
+/// A device that becomes unreachable after it was opened.
 struct Lost(Rc<MemoryDevice>, Rc<Cell<bool>>);
 
 impl Device for Lost {

@@ -1,6 +1,6 @@
-//! A filesystem in memory, mounted through /dev/fuse and used as by programs.
+//! A filesystem in memory, mounted through /dev/fuse and used as programs use it.
 //!
-//! Needs root and /dev/fuse. Tests without these print it and are skipped.
+//! Needs root and /dev/fuse. Without these the tests print what is missing and are skipped.
 
 mod memory;
 mod processes;
@@ -28,7 +28,7 @@ use memory::Served;
 /// The number of entries in a directory that takes several calls to read.
 const CROWD: usize = 600;
 
-/// True if this process can mount.
+/// Checks whether this process can mount.
 pub fn can_mount() -> bool {
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse");
     let why = match device {
@@ -90,7 +90,7 @@ fn a_mount_shows_what_the_filesystem_has() {
     for trap in ["damaged", "panics", "slow"] {
         fs::remove_file(source.path().join(trap)).unwrap();
     }
-    // Reading may update the access time, so the first read is not compared.
+    // Reading may update the access time, so the first scan is not compared.
     Manifest::scan(source.path()).unwrap();
     let expected = Manifest::scan(source.path()).unwrap();
     let mut served = Served::start(source.path(), Options::default());
@@ -122,7 +122,7 @@ fn directories_have_their_dots_and_go_on_from_any_entry() {
     sorted.sort();
     sorted.dedup();
     assert_eq!(sorted.len(), CROWD + 2, "each entry comes once");
-    // From the kernel's cache or again from the filesystem, the result is the same.
+    // The result is the same from the kernel's cache and when it is read from the filesystem again.
     assert_eq!(names(&served.path("crowd")), crowd);
     let mut directory = rustix::fs::Dir::new(File::open(served.path("crowd")).unwrap()).unwrap();
     let offset = directory.nth(399).unwrap().unwrap().offset();
@@ -154,14 +154,14 @@ fn a_listing_with_attributes_needs_no_lookups_and_goes_on_at_damaged_inodes() {
     assert!(lookups < CROWD as u64 / 2, "{lookups} for {CROWD} entries");
 }
 
-/// Entries before damage are listed, and then the damage is an error, with attributes and without.
+/// Entries before the damage are listed, and then reading fails, with and without attributes.
 #[test]
 fn a_directory_that_is_damaged_in_the_middle_is_read_up_to_there() {
     if !can_mount() {
         return;
     }
     let source = source();
-    // By name it follows the many other entries.
+    // In the order of names it comes after the many other entries.
     fs::write(source.path().join("crowd/f-damaged-entry"), b"").unwrap();
     let served = Served::start(source.path(), Options::default());
     let entries: Vec<_> = fs::read_dir(served.path("crowd")).unwrap().collect();
@@ -292,7 +292,7 @@ fn concurrent_reads_do_not_wait_for_a_slow_one() {
     served.gates.drain(..).for_each(|gate| gate.send(()).unwrap());
     assert_eq!(waiting.join().unwrap().unwrap(), b"slow slow");
     while served.seen.open_files.load(Ordering::SeqCst) != 0 {
-        // The kernel releases files a little after they are closed.
+        // The kernel releases files a little after they were closed.
         thread::yield_now();
     }
 }
@@ -363,7 +363,7 @@ fn nothing_is_mounted_without_a_folder_and_dropping_a_session_unmounts() {
     assert_eq!(session.point(), folder.path().canonicalize().unwrap());
     drop(session);
     assert_eq!(fs::read(folder.path().join("below")).unwrap(), b"x");
-    // A covered mount stays, and refuses everything; dropping it does not wait.
+    // A covered mount stays and refuses everything; dropping its session does not wait.
     let session = Session::mount(folder.path(), 256, &Options::default()).unwrap();
     rustix::mount::mount("none", folder.path(), "tmpfs", MountFlags::empty(), None).unwrap();
     drop(session);

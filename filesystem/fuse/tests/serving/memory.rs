@@ -1,5 +1,5 @@
-//! A filesystem in memory, copied from a directory, with files that are damaged, that wait, and that panic; and a
-//! thread that serves it.
+//! A filesystem in memory, copied from a directory, with files that are damaged, that make reads wait, and that panic;
+//! and a thread that serves it.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -19,10 +19,10 @@ use sealblock_fuse::{
 use sealblock_proofs_btrfs_images::manifest::Manifest;
 use sealblock_runtime_reactor::{Config, Reactor};
 
-/// Inode numbers above 32 bits, as a filesystem with subvolumes has them.
+/// Inode numbers above 32 bits, as in a filesystem with subvolumes.
 const FIRST_INO: u64 = (5 << 48) + 256;
 
-/// Counters of the server for the tests.
+/// Counters that the server keeps for the tests.
 #[derive(Default)]
 pub struct Seen {
     /// Calls that read a directory.
@@ -49,7 +49,7 @@ struct Node {
 pub struct Memory {
     nodes: BTreeMap<u64, Node>,
     seen: Arc<Seen>,
-    /// Gate of each read of a file called `slow`.
+    /// For each read of a file called `slow`, a gate that it waits for.
     gates: RefCell<Vec<oneshot::Receiver<()>>>,
 }
 
@@ -200,7 +200,7 @@ impl ReadFs for Memory {
                 let gate = self.gates.borrow_mut().pop();
                 gate.ok_or(FsError::BadHandle)?.await.map_err(|_| FsError::WrongKind)?;
             }
-            // So that several are open at once.
+            // Lets other calls run, so that several are open at once.
             _ => sealblock_runtime_reactor::yield_now().await,
         }
         let start = content.len().min(offset as usize);
@@ -211,7 +211,7 @@ impl ReadFs for Memory {
     async fn seek(&self, ino: u64, offset: u64, what: Seek) -> Result<u64, FsError> {
         let content = &self.node(ino)?.content;
         let tail = content.get(offset as usize..).filter(|tail| !tail.is_empty()).ok_or(FsError::NoSuchOffset)?;
-        // Pages of zeroes are its holes.
+        // Pages of zeroes count as holes.
         let mut pages = tail.chunks(4096);
         let found = pages.position(|page| page.iter().all(|byte| *byte == 0) == (what == Seek::Hole));
         match (found, what) {
@@ -245,7 +245,7 @@ pub struct Served {
     /// The mount point.
     pub point: PathBuf,
     pub seen: Arc<Seen>,
-    /// Ends one read of `slow` each.
+    /// Each ends one read of `slow`.
     pub gates: Vec<oneshot::Sender<()>>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<Ended, MountError>>>,

@@ -1,5 +1,5 @@
-//! How serving ends: by unmounting, by a request to stop, by SIGTERM, by SIGKILL; with files open and with reads in
-//! flight.
+//! The ways in which serving ends: by unmounting, by a request to stop, by SIGTERM, by SIGKILL; with open files and
+//! with reads in flight.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -20,11 +20,13 @@ use sealblock_runtime_reactor::{Config, Reactor, shutdown_signal};
 use crate::memory::{Memory, Served};
 use crate::{can_mount, source};
 
-/// Starts a process of this program that serves, on the directory in the variable, the content of the other directory.
+/// The variable for a child process of this program, which serves the content of one directory on the other; it has the
+/// mount point.
 const POINT: &str = "SEALBLOCK_TEST_MOUNT_POINT";
 const SOURCE: &str = "SEALBLOCK_TEST_MOUNT_SOURCE";
 
-/// Unmounts. The kernel closes files, and removes mounts, a little after it reports success.
+/// Unmounts the filesystem. The kernel closes files and removes mounts a little after it reports success, so this
+/// retries.
 fn unmount_when_idle(point: &Path) {
     loop {
         match rustix::mount::unmount(point, UnmountFlags::empty()) {
@@ -112,7 +114,7 @@ fn other_mounts_on_the_folder_stay() {
     assert_eq!(fs::read(first.path("file-1")).unwrap().len(), 1, "dropping the upper one has not unmounted the lower");
     // A covered mount cannot be unmounted; serving continues until it is uncovered and unmounted.
     let over = Session::mount(&first.point, 256, &Options::default()).unwrap();
-    // Other tests mount and unmount meanwhile: only what is below this folder counts.
+    // Other tests mount and unmount meanwhile, so only mounts below this folder count.
     let folder = format!(" {}/", first.point.parent().unwrap().canonicalize().unwrap().to_str().unwrap());
     let mounts = || fs::read_to_string("/proc/self/mountinfo").unwrap().matches(&folder).count();
     assert_eq!(mounts(), 2);
@@ -125,7 +127,7 @@ fn other_mounts_on_the_folder_stay() {
     assert_eq!(first.wait(), Ended::Stopped);
 }
 
-/// The process that serves, if it is started for that; otherwise it does nothing.
+/// Serves, if this process was started for that; otherwise does nothing.
 #[test]
 fn a_process_that_serves() {
     let (Some(point), Some(source)) = (std::env::var_os(POINT), std::env::var_os(SOURCE)) else { return };
@@ -137,7 +139,7 @@ fn a_process_that_serves() {
     println!("\nended {:?}", ended.unwrap());
 }
 
-/// Starts it, and waits until it has mounted.
+/// Starts that process, and waits until it has mounted.
 fn start(point: &Path, source: &Path) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "processes::a_process_that_serves", "--nocapture", "--test-threads=1"])
@@ -153,7 +155,7 @@ fn start(point: &Path, source: &Path) -> (Child, BufReader<std::process::ChildSt
     (child, output)
 }
 
-/// Reads until this line; false if the output ends before.
+/// Reads output until this line; false if the output ends before it.
 fn says(output: &mut impl BufRead, wanted: &str) -> bool {
     output.lines().map_while(Result::ok).any(|line| line == wanted)
 }
@@ -184,7 +186,7 @@ fn a_killed_process_leaves_no_waiting_readers() {
     }
     let (source, point) = (source(), tempfile::tempdir().unwrap());
     let (mut child, _output) = start(point.path(), source.path());
-    // Without a gate a read of `slow` fails at once, so this read waits in the kernel only if the process is dead.
+    // Without a gate, a read of `slow` fails at once. So this read waits in the kernel only if the process is dead.
     let open = File::open(point.path().join("file-3000001")).unwrap();
     kill(&child, Signal::KILL);
     child.wait().unwrap();
