@@ -1,12 +1,13 @@
 #!/bin/sh
-# Bytes and time of large sparse volumes: created, zeroed and discarded as a whole, and under file systems that are made through NBD. Prints a
-# table in Markdown.
+# Measures bytes and time of large sparse volumes: created, zeroed and discarded as a whole, and with file systems that
+# are made over NBD. Prints a table in Markdown.
 #
 #   perf/sparse.sh PROGRAM FOLDER [SIZE...]
 #
-# KINDS are the file systems: "ext4 xfs btrfs" unless given. FOLDER is on a file system that holds files of these sizes (ext4 ends at 16 TiB; XFS and tmpfs do not). Needs nbdfuse of libnbd, and mkfs.ext4,
-# mkfs.xfs and mkfs.btrfs; what is not there is left out. mkfs works on a file of FUSE in front of the export, which discards nothing by
-# itself, so all that it writes is new.
+# KINDS are the file systems [default: "ext4 xfs btrfs"]. FOLDER must be on a file system that supports files of these
+# sizes (ext4 only up to 16 TiB; XFS and tmpfs do). Needs nbdfuse of libnbd, and mkfs.ext4, mkfs.xfs and mkfs.btrfs;
+# missing programs are skipped. mkfs works on a FUSE file in front of the export, which never discards by itself, so
+# everything that mkfs writes is new.
 set -eu
 program=$1 folder=$2
 shift 2
@@ -24,7 +25,7 @@ taken() { du --block-size=1 "$volume" | cut -f1; }
 # mib BYTES
 mib() { awk "BEGIN { printf \"%.1f MiB\", $1 / 1048576 }"; }
 
-# timed NAME COMMAND...: a row of the table.
+# timed NAME COMMAND...: prints a row of the table.
 timed() {
   name=$1
   shift
@@ -36,7 +37,7 @@ timed() {
   echo "| $size | $name | $(mib $((after - before))) | $(mib "$after") | $(awk "BEGIN { printf \"%.2f s\", $end - $start }") |"
 }
 
-# made KIND OPTION...: a file system through NBD, after which the server closes the volume.
+# made KIND OPTION...: makes a file system over NBD, after which the server closes the volume.
 made() {
   kind=$1
   shift

@@ -1,13 +1,12 @@
 //! Bytes written to the medium per byte of application data, for random writes of 4 KiB.
 //!
-//! Threshold: at most 1.10 up to 64 GiB and 1.20 above, and 1.15 for one writer that flushes after each write. Counted
-//! on a medium in memory that counts every byte and drops the data, from the opening of a new volume to its close. So
-//! log, tables, superblocks and the checkpoints at the close are included. Only bytes matter here, so the clock is not
-//! used, and the count is the same on every run except for the order of wake-ups.
+//! Thresholds: at most 1.10 for volumes up to 64 GiB and 1.20 above, and 1.15 for one writer that flushes after each
+//! write. The medium is in memory, counts every byte and drops the data; it counts from the opening of a new volume to
+//! its close. So log, tables, superblocks and the checkpoints at the close are included. Only bytes matter here, so the
+//! clock is not used, and the count is the same in every run except for the order of wake-ups.
 //!
-//! "half" is the second half of the writes by itself, without the writes of the close: tables that are made once, and
-//! the last checkpoint, which is written however few entries there are, are not included. It is accurate to one
-//! checkpoint.
+//! "half" is the second half of the writes alone, without the writes of the close. It excludes tables that are made
+//! once, and the last checkpoint, which is written however few entries there are. It is accurate to one checkpoint.
 
 use std::rc::Rc;
 
@@ -29,7 +28,7 @@ const LARGE_BYTES: u64 = 64 << 30;
 /// Sector size of the counted media.
 pub const SECTOR_BYTES: u32 = 512;
 
-/// An open new volume of a given size.
+/// A new open volume of a given size.
 pub struct Setup {
     /// The volume.
     pub gate: Rc<Gate<Rc<PerfVolume>>>,
@@ -73,7 +72,7 @@ pub struct Amplified {
     pub read: f64,
 }
 
-/// Counts the bytes that a new volume of this size writes for a number of writes of 4 KiB, with `depth` in flight and a
+/// Counts the bytes that a new volume of this size writes during a number of 4 KiB writes, with `depth` in flight and a
 /// flush at intervals.
 pub async fn count(
     cache_bytes: Option<u64>,

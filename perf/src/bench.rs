@@ -1,10 +1,10 @@
 //! `sealblock bench`: measures published claims on this machine.
 //!
-//! A claim is an entry of [`CLAIMS`] with a function that measures it. This module calls the functions in order,
-//! describes the machine, and returns the results: [`Report`]. [`text`], [`plot`] and [`html`] display them; the JSON
-//! is the report itself. A claim that cannot be measured is reported as such, and the others are measured.
+//! A claim is an entry in [`CLAIMS`] with a function that measures it. This module calls the functions in order,
+//! describes the machine, and returns the results: [`Report`]. [`text`], [`plot`] and [`html`] present them; the JSON
+//! is the report itself. If a claim cannot be measured, this is reported, and the others are measured.
 //!
-//! To add one: a file with a `pub const CLAIM: Claim`, and a line in [`CLAIMS`].
+//! To add one, write a file with a `pub const CLAIM: Claim`, and add a line to [`CLAIMS`].
 
 mod async_seal;
 mod beside;
@@ -34,7 +34,7 @@ use outcome::{Claim, Interrupted, Listener, Outcome, Progress, Published, Scale}
 
 use crate::setup;
 
-/// The version of the JSON's form. Fields are only added while it stays the same.
+/// The version of the JSON format. While it stays the same, fields are only added.
 pub const VERSION: u32 = 1;
 
 /// All claims, in the order in which they are measured.
@@ -52,7 +52,7 @@ pub fn find(name: &str) -> Option<&'static Claim> {
     CLAIMS.iter().copied().find(|claim| claim.name == name)
 }
 
-/// The user's size of measurements; options that are not given have each claim's own default.
+/// The size of measurements that the user requested; an option that is not given has the claim's own default.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Wishes {
     /// Bytes of each device.
@@ -88,7 +88,7 @@ pub struct Report {
     pub started_unix_s: u64,
     /// The duration, in seconds.
     pub elapsed_s: f64,
-    /// True if a signal ended it: claims that were not completely measured are omitted.
+    /// True if a signal ended it; claims that were not completely measured are left out.
     pub interrupted: bool,
     /// The claims, in the order in which they were measured.
     pub claims: Vec<Measured>,
@@ -111,7 +111,7 @@ pub struct Measured {
     pub rounds: u32,
     /// How long the measurement took, in seconds.
     pub elapsed_s: f64,
-    /// Why it could not be measured; `None` if it was.
+    /// Why it could not be measured; `None` if it was measured.
     pub failure: Option<String>,
     /// The result; empty if it could not be measured.
     #[serde(flatten)]
@@ -120,7 +120,7 @@ pub struct Measured {
 
 #[cfg(test)]
 impl Measured {
-    /// A claim with this result, for tests of the displays.
+    /// A claim with this result, for tests of the presentations.
     fn sample(outcome: Outcome) -> Measured {
         Measured {
             name: "claim",
@@ -181,7 +181,7 @@ fn one(claim: &'static Claim, scale: &Scale, listener: &Arc<Listener>) -> Result
     })
 }
 
-/// Measures a claim. If it makes files and its folder does not accept any, it fails first, so that no measurement is
+/// Measures a claim. If it makes files and its folder does not support them, it fails first, so that no measurement is
 /// lost.
 fn checked(claim: &Claim, scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     if claim.makes_files {

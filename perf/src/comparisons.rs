@@ -30,11 +30,11 @@ use options::{
     VerifyLinuxOptions,
 };
 
-/// Compares one claim of the project with a baseline measured in the same run.
+/// Compares a claim of the project with a baseline measured in the same run.
 #[derive(Parser)]
 #[command(name = "sealblock-perf")]
 pub struct Command {
-    /// What is claimed.
+    /// The claim.
     #[command(subcommand)]
     pub claim: Claim,
 }
@@ -42,39 +42,41 @@ pub struct Command {
 /// The claims.
 #[derive(Subcommand)]
 pub enum Claim {
-    /// Checksums against crc-fast and memory.
+    /// Checksums, compared with crc-fast and memory.
     Guards,
-    /// A protected volume against the same file without tags.
+    /// A protected volume, compared with the same file without tags.
     Volume(FileOptions),
     /// Bytes written to the medium per byte of application data.
     Amplification(AmplificationOptions),
-    /// Writes that are noted before they complete, so that they survive the process, against writes in memory alone.
+    /// Writes that are noted before they complete, so that they survive the process, compared with writes kept only in
+    /// memory.
     Notes(FileOptions),
-    /// The latency of one client beside floods of others, on a volume.
+    /// The latency of one client while others flood the same volume.
     Fairness(FileOptions),
-    /// Time until a volume is served again after a crash, and the memory of the server.
+    /// The time until a volume is served again after a crash, and the memory of the server.
     Restart(RestartOptions),
-    /// Verify of a cached volume against plain reading and memory.
+    /// Verify of a cached volume, compared with plain reading and with memory.
     Verify(FileOptions),
-    /// Verify of a plain file and a loop device against dd and badblocks.
+    /// Verify of a plain file and of a loop device, compared with dd and badblocks.
     VerifyLinux(VerifyLinuxOptions),
-    /// A Btrfs filesystem read in this process against the kernel's mount of it.
+    /// A Btrfs filesystem read in this process, compared with the kernel's mount of it.
     Btrfs(BtrfsOptions),
-    /// A stripe of two members against both members by themselves.
+    /// A stripe of two members, compared with both members alone.
     Stripe(FileOptions),
-    /// A mirror of two replicas against the same devices by themselves, both at once.
+    /// A mirror of two replicas, compared with the same devices without a mirror, written at the same time.
     Mirror(FileOptions),
-    /// Random writes to mirrors of different sizes, against two volumes of that size by themselves, both at once.
+    /// Random writes to mirrors of different sizes, compared with two volumes of that size without a mirror, written at
+    /// the same time.
     MirrorSize(MirrorSizeOptions),
-    /// Our target and our host over loopback, each on one core; with and without protection and digests.
+    /// Our target and our host over loopback, each on one core, with and without protection and digests.
     NvmeTcp(RemoteOptions),
-    /// Our NBD server over memory, against nbdkit and qemu-nbd.
+    /// Our NBD server with a device in memory, compared with nbdkit and qemu-nbd.
     Nbd(NbdOptions),
-    /// Another build of this program against this one, alternating, for one of the claims above.
+    /// Another build of this program, alternating with this one, for one of the claims above.
     Against {
         /// The other program.
         other: PathBuf,
-        /// How often both are run.
+        /// How often each is run.
         #[arg(long, default_value_t = 5)]
         turns: u32,
         /// The arguments of both; options of the claim follow its name.

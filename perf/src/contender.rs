@@ -19,11 +19,11 @@ pub struct Contender {
     pub name: String,
     /// The namespace.
     pub gate: Rc<Gate<NvmeTcpDevice>>,
-    /// The core of our target; another target has none in this process.
+    /// The core of our target; `None` for another target, which has none in this process.
     pub target: Option<CoreHandle>,
     /// Enables the target's background work.
     pub on_turn: Turn,
-    /// The format of the host's tags, if it differs from that of the wire.
+    /// The format of the host's tags, if it differs from the format on the wire.
     pub host: Option<PiFormat>,
 }
 
@@ -34,7 +34,7 @@ pub struct Measured {
     pub turn: Sample,
     /// CPU seconds of the host.
     pub host_cpu: f64,
-    /// The part of them for converting tags between the host's format and that of the wire.
+    /// How much of that is spent on converting tags between the host's format and that of the wire.
     pub boundary_cpu: f64,
     /// CPU seconds of the target, if known.
     pub target_cpu: Option<f64>,
@@ -55,7 +55,7 @@ impl Contender {
         Ok(Contender { name, gate: Rc::new(Gate::new("remote", device)), target, on_turn, host: None })
     }
 
-    /// The first protected namespace of our own target, for a host with tags of its own.
+    /// The first protected namespace of our own target, for a host that makes its own tags.
     pub async fn tagged(name: String, serving: &Serving, host: Option<PiFormat>) -> anyhow::Result<Contender> {
         Ok(Contender { host, ..Contender::ours(name, serving, (1, View::Tagged), false).await? })
     }

@@ -1,4 +1,4 @@
-//! A medium that counts written bytes by the part of the volume.
+//! A medium that counts written bytes for each part of the volume.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -62,11 +62,11 @@ impl Counts {
     }
 }
 
-/// A medium with counters. With `drop_data`, data are not stored, so that large volumes fit into memory: then no load
-/// that reads them can be measured.
+/// A medium with counters. With `drop_data`, data are not stored, so that large volumes fit in memory; then loads that
+/// read them cannot be measured.
 pub struct Counted {
     medium: AnyMedium,
-    /// The layout of its volume; without one nothing is counted.
+    /// The layout of its volume; without it nothing is counted.
     layout: Option<Layout>,
     drop_data: bool,
     counts: Counts,
@@ -78,7 +78,7 @@ impl Counted {
         Counted { medium, layout: Some(layout), drop_data, counts: Counts::default() }
     }
 
-    /// The medium without counting.
+    /// The medium, without counting.
     pub fn not(medium: AnyMedium) -> Counted {
         Counted { medium, layout: None, drop_data: false, counts: Counts::default() }
     }

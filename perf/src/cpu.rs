@@ -1,4 +1,4 @@
-//! CPUs and CPU time, which other tasks of the machine do not affect, and work over memory that is measured in it.
+//! CPUs and CPU time (which other tasks of the machine do not affect), and work over memory that is measured with it.
 
 use std::hint::black_box;
 use std::thread::available_parallelism;
@@ -37,7 +37,7 @@ impl Memory {
     }
 }
 
-/// CPU seconds of one pass, averaged over a turn, so that other tasks do not count.
+/// CPU seconds of one pass, averaged over a turn; other tasks do not affect it.
 pub fn cpu_seconds(pass: &mut Pass<'_>, turn: Duration) -> f64 {
     let (start, cpu, mut passes) = (Instant::now(), thread_cpu(), 0_u32);
     loop {
@@ -60,7 +60,7 @@ pub async fn core_cpu(core: &CoreHandle) -> anyhow::Result<f64> {
     core.call(|| async { thread_cpu() }).await.context("the target's core is gone")
 }
 
-/// CPUs that this process may use: one for a host, and another one for a target if there is one.
+/// CPUs that this process may use: one for a host, and another one for a target if there are two.
 pub fn two_cpus() -> (usize, usize) {
     let allowed = sched_getaffinity(None).ok();
     let is_allowed = |cpu: &usize| allowed.as_ref().is_none_or(|set| set.is_set(*cpu));

@@ -1,9 +1,9 @@
-//! Undetected faults of guards: injected from seeds, counted, and compared with theory.
+//! Faults that guards do not detect: injected from seeds, counted, and compared with theory.
 //!
-//! The same faults are injected for all guards. A trial takes some tens of nanoseconds, because no guard of a block is
-//! computed for it (see [`residues`]); so even faults that a 16-bit guard misses once in 65,536 times occur more than a
-//! thousand times. Trials are split into parts, each with a seed of its own, and as many threads as there are CPUs take
-//! the next part, so counts do not depend on the machine.
+//! The same faults are injected for all guards. A trial takes some tens of nanoseconds, because it computes no guard of
+//! a whole block (see [`residues`]). So even faults that a 16-bit guard misses once in 65,536 times occur more than a
+//! thousand times. Trials are divided into parts, each with its own seed, and each of as many threads as there are CPUs
+//! takes the next part, so counts do not depend on the machine.
 
 mod count;
 mod faults;
@@ -86,7 +86,7 @@ impl Detection {
     }
 
     fn part(&self, fault: Fault, part: u64, trials: u64) -> [Count; GuardKind::ALL.len()] {
-        // A seed for each part of each kind; the number of a kind is its index in the list of the larger blocks.
+        // Each part of each kind has its own seed; the number of a kind is its index in the list for the larger blocks.
         let kinds = Fault::all(BlockSize::B4096.bytes());
         let kind = kinds.iter().position(|other| *other == fault).unwrap_or(kinds.len()) as u64;
         let seed = (kind << 32 | part << 16) + self.size.bytes() as u64;

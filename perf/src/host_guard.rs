@@ -12,10 +12,10 @@ use sealblock_units::{Extent, Lba};
 
 use crate::cpu::thread_cpu;
 
-/// One conversion in this many is timed, because reading the CPU time takes as long as converting a few blocks.
+/// One in this many conversions is timed, because reading the CPU time takes as long as converting a few blocks.
 const TIMED: u64 = 16;
 
-/// A device for a host with a guard of its own.
+/// A device for a host that uses its own guard.
 pub struct HostGuarded<D> {
     device: Rc<D>,
     geometry: Geometry,
@@ -37,7 +37,7 @@ impl<D: Device> HostGuarded<D> {
         self.timed_seconds.get() * conversions as f64 / conversions.div_ceil(TIMED).max(1) as f64
     }
 
-    /// Converts, and times it at intervals.
+    /// Converts, and measures the time at intervals.
     fn converted(&self, blocks: &Sealed, to: PiFormat, extent: Extent) -> Result<Sealed, Error> {
         let number = self.conversions.replace(self.conversions.get() + 1);
         if !number.is_multiple_of(TIMED) {
@@ -63,7 +63,7 @@ impl<D: Device> HostGuarded<D> {
         let request = Request::read(extent, Expectations::NONE);
         let Response::Data(blocks) = self.device.execute(request).await? else { return Err(missing(extent)) };
         let arrived = self.converted(&blocks, self.host, extent)?;
-        // As the host's block layer checks what it has read.
+        // Checks the tags, as the host's block layer does with what it has read.
         let (data, tags) = (arrived.joined_data(), arrived.joined_tags());
         let arrived = Unverified::new(data, tags, self.geometry.block_size, Some(self.host));
         let arrived = arrived.map_err(|_| missing(extent))?;
@@ -87,7 +87,7 @@ impl<D: Device> Device for HostGuarded<D> {
     }
 
     fn abilities(&self) -> Abilities {
-        // The tags are the host's own, made in its format before this point.
+        // The tags are the host's own, and were made in its format before this point.
         Abilities { seals_writes: Ability::Absent, ..self.device.abilities() }
     }
 

@@ -15,9 +15,9 @@ pub struct Latencies {
 /// Latencies in microseconds; 0 if none were measured.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct Summary {
-    /// The mean, which includes the time of other tasks of the machine.
+    /// The mean, which includes the time taken by other tasks of the machine.
     pub mean_us: f64,
-    /// The median, which hardly does.
+    /// The median, which is hardly affected by them.
     pub median_us: f64,
     /// The 99th percentile.
     pub p99_us: f64,

@@ -2,10 +2,10 @@
 //!
 //! Two programs use this crate. `sealblock bench` measures published claims, for users: [`mod@bench`]. `sealblock-perf`
 //! compares parts of this project with baselines and with other builds, for its developers: [`comparisons`]. The
-//! product does not need the latter: it is compiled with the feature `comparisons`, which is on by default and which
-//! `sealblock` turns off.
+//! product does not need the comparisons: they are compiled with the feature `comparisons`, which is on by default and
+//! which `sealblock` turns off.
 
-// Figures for both programs that only the comparisons read.
+// Some figures that both programs compute are read only by the comparisons.
 #![cfg_attr(not(feature = "comparisons"), allow(dead_code))]
 
 pub mod bench;

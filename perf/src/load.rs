@@ -32,7 +32,8 @@ pub struct Load {
     pub random: bool,
     /// Requests in flight.
     pub depth: u64,
-    /// After this many requests the worker with the last one flushes, while the others continue; 0 for never.
+    /// After this many requests, the worker that sent the last of them flushes while the others continue; 0 means
+    /// never.
     pub flush_every: u64,
 }
 
@@ -52,16 +53,16 @@ pub struct Sample {
     pub requests: u64,
     /// Bytes moved.
     pub bytes: u64,
-    /// The duration, for writes with a flush at the end.
+    /// The duration; for writes, including a flush at the end.
     pub seconds: f64,
     /// CPU time of the process, including its kernel threads.
     pub cpu_seconds: f64,
-    /// From request to reply.
+    /// From the request to the reply.
     pub latency: Summary,
 }
 
 impl Sample {
-    /// Requests a second.
+    /// Requests per second.
     pub fn rate(&self) -> f64 {
         self.requests as f64 / self.seconds
     }
@@ -79,7 +80,7 @@ impl Stopwatch {
         Stopwatch { wall: Instant::now(), cpu: cpu_time() }
     }
 
-    /// Ends; `requests` of `request_bytes` each completed.
+    /// Stops; `requests` requests of `request_bytes` each have completed.
     pub fn stop(&self, requests: u64, request_bytes: u64) -> Sample {
         let cpu_seconds = (cpu_time() - self.cpu).as_secs_f64();
         let seconds = self.wall.elapsed().as_secs_f64();
@@ -92,7 +93,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Bytes to be written, from the reactor's registered memory, so that no side copies.
+/// Bytes to be written, from the reactor's registered memory, so that no contender copies them.
 pub fn payload() -> Slice {
     let mut buffer = pool().take(PAYLOAD_BYTES);
     Rng::with_seed(0).fill(&mut buffer);
@@ -129,7 +130,7 @@ pub fn zeroes() -> Slice {
 const WRITE_BLOCKS: u64 = 256;
 const WRITE_DEPTH: usize = 8;
 
-/// Writes this number of blocks of a device from `first` on, each with a part of the payload, and flushes.
+/// Writes this number of blocks of a device, from `first` on, each request with a part of the payload, and flushes.
 pub async fn write_all<D: Device>(device: &D, first: u64, blocks: u64, payload: &Slice) -> anyhow::Result<()> {
     let geometry = device.geometry();
     in_pieces(blocks, WRITE_BLOCKS, WRITE_DEPTH, async |piece| {

@@ -1,8 +1,8 @@
-//! The medium and the clock of every measured volume: a file, memory, or memory with a delay; and a clock that runs
-//! only in a contender's turns.
+//! The medium and the clock of every measured volume. The medium is a file, memory, or memory with a delay; the clock
+//! runs only in a contender's turns.
 //!
-//! One type for all, so that a volume, the largest part of the program, is compiled once. The cost is a comparison for
-//! each operation.
+//! All use one type, so that a volume, the largest part of the program, is compiled only once. The cost is a comparison
+//! for each operation.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use sealblock_runtime_reactor::sleep;
 
 /// A step of the clock of volumes.
 const TICK: Duration = Duration::from_millis(20);
-/// True during a contender's turn; set from the measuring core.
+/// True during a contender's turn; the measuring core sets it.
 #[derive(Clone, Default)]
 pub struct Turn(Arc<AtomicBool>);
 
@@ -38,7 +38,7 @@ impl Turn {
     }
 }
 
-/// A clock that stands still outside its owner's turn, so that no contender uses another's time.
+/// A clock that stops outside its owner's turns, so that no contender uses another's time.
 #[derive(Clone)]
 pub struct TurnClock(Option<Turn>);
 

@@ -1,7 +1,7 @@
-//! Our target on one core, our host on another, over loopback.
+//! Our target on one core and our host on another, connected over loopback.
 //!
-//! All namespaces of a run exist from the start, on one target: only the requested one causes work. Each device is
-//! served twice, as plain blocks and, if it has protection information, with it.
+//! All namespaces of a run exist from the start, on one target; only the requested one causes work. Each device is
+//! served twice: as plain blocks, and, if it has protection information, also with it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -78,7 +78,7 @@ pub enum View {
     Tagged,
 }
 
-/// A target on a core of its own.
+/// A target on its own core.
 #[derive(Clone)]
 pub struct Serving {
     /// The core.
@@ -96,7 +96,7 @@ pub fn core(cpu: usize, spin_us: u32) -> anyhow::Result<(Cores, CoreHandle)> {
     Ok((cores, handle))
 }
 
-/// Runs work on the main thread, which only waits.
+/// Runs work on the main thread, which otherwise only waits.
 pub fn wait<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() })?.block_on(work))
 }
@@ -157,7 +157,7 @@ impl Served {
     }
 }
 
-/// Memory that was never written costs nothing to read.
+/// Writes all blocks, because reading memory that was never written costs nothing.
 async fn fill(device: &MemoryDevice) -> anyhow::Result<()> {
     let geometry = device.geometry();
     let payload = Slice::copy_from(&load::payload());
@@ -184,7 +184,7 @@ pub async fn connect(
         header_digest: digests,
         data_digest: digests,
         protection: Makes::Host,
-        // A peer that is stopped between its turns does not reply.
+        // A peer that is stopped between its turns does not reply, so there is no keep alive.
         keep_alive: Duration::ZERO,
         ..Options::default()
     };

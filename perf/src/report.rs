@@ -1,4 +1,4 @@
-//! Figures over rounds in which every contender has its turn: medians, and their text form.
+//! Figures from rounds in which every contender has its turn: medians, and their text form.
 
 use fastrand::Rng;
 
@@ -14,7 +14,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// From at least one value.
+    /// The spread of at least one value.
     pub fn of(values: impl Iterator<Item = f64>) -> Spread {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
@@ -28,7 +28,7 @@ impl Spread {
     }
 }
 
-/// As percentages.
+/// Formatted as percentages.
 impl std::fmt::Display for Spread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:5.1} % [{:5.1} .. {:5.1}]", self.median * 100.0, self.least * 100.0, self.most * 100.0)
@@ -66,7 +66,7 @@ pub fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
     order
 }
 
-/// A number with about three digits, or all of them before the point.
+/// A number with about three digits; all digits before the point are kept.
 pub fn number(value: f64) -> String {
     let size = value.abs();
     match size {

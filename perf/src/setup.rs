@@ -63,7 +63,7 @@ pub struct Scratch(pub PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // If it cannot be removed, it is left for its owner.
+        // If it cannot be removed, it is left for the user.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -92,7 +92,7 @@ pub fn new_path(dir: &Path, name: &str) -> anyhow::Result<Scratch> {
     Ok(Scratch(path))
 }
 
-/// A new file with reserved or written space.
+/// A new file whose space is reserved or written.
 pub async fn new_file(path: &Path, bytes: u64, prepared: Prepared) -> anyhow::Result<FileMedium> {
     let medium = FileMedium::open(path, Options::CREATE)?;
     anyhow::ensure!(medium.is_direct(), "{} has no direct I/O", path.display());
@@ -117,22 +117,22 @@ fn reserve(path: &Path, bytes: u64) -> anyhow::Result<()> {
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).context("reserving space")
 }
 
-/// A new volume on a new file, whose space is reserved or written, including physical blocks that are never used.
+/// A new volume in a new file, whose space is reserved or written, including physical blocks that are never used.
 pub async fn new_volume(path: &Path, blocks: u64, guard: Protection, prepared: Prepared) -> anyhow::Result<Layout> {
-    // Only an open file has a sector size, and the length depends on it.
+    // The sector size is known only once a file is open, and the length depends on it.
     let sector_bytes = new_file(path, 1 << 20, Prepared::Reserved).await?.sector_bytes();
     std::fs::remove_file(path)?;
     let layout = Layout::new(BlockSize::B4096, sector_bytes, blocks)?;
     let medium = AnyMedium::File(new_file(path, layout.medium_bytes(), prepared).await?);
     let shape = shape(blocks, guard);
     create(&medium, &shape).await?;
-    // Making a volume punches holes for its tables.
+    // Creating a volume punches holes for its tables, so the space is reserved again.
     reserve(path, layout.medium_bytes())?;
     medium.sync().await?;
     Ok(layout)
 }
 
-/// A new volume on a new sparse file, which gets space only for written blocks.
+/// A new volume in a new sparse file, which gets space only for written blocks.
 pub async fn sparse_volume(path: &Path, blocks: u64, guard: Protection) -> anyhow::Result<()> {
     let medium = FileMedium::open(path, Options::CREATE)?;
     let layout = Layout::new(BlockSize::B4096, medium.sector_bytes(), blocks)?;
@@ -164,7 +164,7 @@ fn shape(capacity_blocks: u64, guard: Protection) -> CreateOptions {
 /// Makes and removes a file in this folder.
 ///
 /// # Errors
-/// Why the folder does not accept files.
+/// Why the folder does not support files.
 pub fn takes_files(dir: &Path) -> anyhow::Result<()> {
     let scratch = new_path(dir, "folder")?;
     std::fs::File::create(&scratch.0).with_context(|| format!("making a file in {}", dir.display()))?;
@@ -229,7 +229,7 @@ pub async fn open_volume(path: &Path, on_turn: Turn) -> anyhow::Result<OpenVolum
 }
 
 impl OpenVolume {
-    /// The volume as a part of something larger.
+    /// The volume as a part of a larger stack.
     pub fn stack(&self) -> DynDevice {
         DynDevice::from(Rc::clone(&self.gate))
     }

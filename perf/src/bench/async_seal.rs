@@ -1,13 +1,14 @@
-//! The claim `async-seal`: a volume that seals a write while it is in flight, against one that seals before it submits the write.
+//! The claim `async-seal`: a volume that makes the tags of a write while it is in flight, compared with one that makes
+//! them before it submits the write.
 //!
-//! Sequential writes of 1 MiB, one at a time, to a protected volume in memory with an added delay for each write, which
-//! makes it a device of known speed. The time of a write is the lower quartile of the writes of a turn, because other
-//! load on the machine only makes writes longer. The possible gain is known as well. A write takes m + c + d if sealing
-//! comes first, and m + max(c, d) if it runs concurrently, where d is the time of the device, c that of sealing and m
-//! that of all else, mostly memory. So there is no gain on a device without a delay, little on one that is slow
-//! compared with sealing, and most if both take equally long. All three are measured in the same rounds as the volumes:
-//! d is the additional time of a paced device compared with memory, c is sealing by itself, and m is the time of a
-//! volume without tags beyond d ([`Model`]).
+//! Sequential writes of 1 MiB, one at a time, go to a protected volume in memory with an added delay for each write,
+//! which makes it a device of known speed. The time of a write is the lower quartile of the writes in a turn, because
+//! other load on the machine can only make writes longer. The gain that is possible is known as well. A write takes m +
+//! c + d if tags are made first, and m + max(c, d) if that runs concurrently. Here d is the time of the device, c the
+//! time for making tags and m the time of everything else, mostly memory. So there is no gain on a device without a
+//! delay, little on one that is much slower than making tags, and most if both take equally long. All three are
+//! measured in the same rounds as the volumes: d is the additional time of a device with a delay compared with memory,
+//! c is making tags alone, and m is the time of a volume without tags minus d ([`Model`]).
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -32,9 +33,9 @@ use crate::medium::{AnyMedium, PacedMemory};
 use crate::report::Spread;
 use crate::setup::{FILL, PerfVolume, Protection, TurnClock};
 
-/// The part of the model's gain that is claimed.
+/// The claimed fraction of the model's gain.
 const OF_MODEL: f64 = 0.9;
-/// The delay of the device for each write, in addition to the time of its memory. The last one is memory without a
+/// The delay of the device for each write, in addition to the time of its memory. The last device is memory without a
 /// delay.
 const DELAYS_US: [u32; 6] = [2000, 1000, 500, 250, 125, 0];
 
@@ -80,22 +81,23 @@ const TURNS: [Turn; 7] =
 /// Seconds of a write of 1 MiB, by its parts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Model {
-    /// All but sealing and the device: copies, map entries, system calls.
+    /// Everything except making tags and the device: copies, map entries, system calls.
     memory: f64,
-    /// Sealing.
+    /// Making tags.
     sealing: f64,
     /// The device.
     device: f64,
 }
 
 impl Model {
-    /// From the times of one round: a volume without tags, a paced device, the same without its delay, and sealing.
+    /// Computes it from the times of one round: a volume without tags, a device with a delay, the same without the
+    /// delay, and making tags.
     fn fitted(without_tags: f64, device: f64, memory: f64, sealing: f64) -> Model {
         let device = (device - memory).max(0.0);
         Model { memory: (without_tags - device).max(0.0), sealing, device }
     }
 
-    /// If sealing comes before the device.
+    /// If tags are made before the device's work.
     fn before(self) -> f64 {
         self.memory + self.sealing + self.device
     }
@@ -105,7 +107,7 @@ impl Model {
         self.memory + self.sealing.max(self.device)
     }
 
-    /// The gain in throughput, as a part of 1.
+    /// The gain in throughput, as a fraction.
     fn gain(self) -> f64 {
         self.before() / self.in_flight() - 1.0
     }
@@ -122,7 +124,7 @@ impl Measured {
         Spread::of(self.turns.iter().map(|round| of(round)))
     }
 
-    /// The model of one round. Memory without a delay has no device.
+    /// The model of one round. Memory without a delay counts as no device.
     fn model(&self, round: &[f64]) -> Model {
         let of = |turn: Turn| round[turn as usize];
         let device = if self.delay_us == 0 { Turn::Memory } else { Turn::Device };
@@ -156,7 +158,7 @@ async fn memory(capacity_blocks: u64, guard: Protection, delay_us: u32) -> anyho
     Ok(medium)
 }
 
-/// A device that makes no tags, so that its gate makes them before a write.
+/// A device that does not make tags itself, so that its gate makes them before a write.
 struct SealedBefore<D>(D);
 
 impl<D: Device> Device for SealedBefore<D> {
@@ -177,9 +179,9 @@ impl<D: Device> Device for SealedBefore<D> {
 struct Opened {
     volume: Rc<PerfVolume>,
     worker: JoinHandle<()>,
-    /// It seals while the data are in flight.
+    /// Makes the tags while the data are in flight.
     in_flight: DynDevice,
-    /// Its gate seals before the data are submitted.
+    /// Its gate makes the tags before the data are submitted.
     before: DynDevice,
 }
 
@@ -267,7 +269,7 @@ async fn direct(medium: &PacedMemory, payload: &Slice, time: Duration) -> anyhow
     typical(time, async |number| Ok(medium.write(number % places * PAYLOAD_BYTES as u64, payload.clone()).await?)).await
 }
 
-/// Seconds of sealing the payload.
+/// Seconds for making the tags of the payload.
 async fn sealed(format: Option<PiFormat>, payload: &Slice, time: Duration) -> anyhow::Result<f64> {
     typical(time, async |_| {
         std::hint::black_box(Sealed::seal(payload.clone(), BlockSize::B4096, format, &Tags::default()));
@@ -276,7 +278,7 @@ async fn sealed(format: Option<PiFormat>, payload: &Slice, time: Duration) -> an
     .await
 }
 
-/// Repeats work for a turn; returns the lower quartile of the times in seconds.
+/// Repeats work for one turn; returns the lower quartile of the durations in seconds.
 async fn typical(time: Duration, what: impl AsyncFn(u64) -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let (start, mut seconds) = (Instant::now(), Vec::new());
     while seconds.is_empty() || start.elapsed() < time {
@@ -337,8 +339,8 @@ fn outcome(measured: &[Measured]) -> Outcome {
     }
 }
 
-/// The speed in flight, relative to the speed with 90 % of the model's gain. Memory without a delay has no time in
-/// flight, so the model does not cover it.
+/// The speed with tags made in flight, relative to the speed with 90 % of the model's gain. Memory without a delay has
+/// no time in flight, so the model does not apply to it.
 fn verdicts(measured: &[Measured]) -> Vec<Verdict> {
     let paced = measured.iter().filter(|speed| speed.delay_us > 0);
     let verdict = |speed: &Measured| {
@@ -402,7 +404,7 @@ mod tests {
     fn the_model_is_fitted_to_parts_that_were_measured_apart() {
         let model = Model::fitted(600.0, 560.0, 60.0, 25.0);
         assert_eq!(model, Model { memory: 100.0, sealing: 25.0, device: 500.0 });
-        // Noise may make a device faster than its memory, but no time is negative.
+        // Noise may make a device look faster than its memory, but no time is negative.
         assert_eq!(Model::fitted(90.0, 55.0, 60.0, 25.0).device, 0.0);
     }
 
@@ -423,7 +425,7 @@ mod tests {
         assert!(refused.contains("use --size 64MiB"), "{refused}");
     }
 
-    /// Rounds in which sealing in flight gains this part of the model's gain.
+    /// Rounds in which making tags in flight gains this fraction of the model's gain.
     fn measured(part: f64, noise: f64) -> Measured {
         let round = |again: f64| {
             let (before, model) = (625.0, Model::fitted(600.0, 560.0, 60.0, 25.0));

@@ -1,8 +1,8 @@
-//! The cost of background zeroing for a foreground load on the same device.
+//! How much background zeroing slows a foreground load on the same device.
 //!
-//! The load writes 64 KiB at random to the lower half of the device, four at a time. Meanwhile the upper half, which
-//! was completely written just before, is zeroed once, 1 MiB at a time and evenly over the turn: by Write Zeroes that
-//! may unmap, or by writing zeroes. The load alone is the baseline and has two turns in a round.
+//! The load writes 64 KiB at random places in the lower half of the device, four at a time. Meanwhile the upper half,
+//! which was completely written just before, is zeroed once, in pieces of 1 MiB spread evenly over the turn: by Write
+//! Zeroes that may unmap, or by writing zeroes. The load alone is the baseline, and has two turns in each round.
 
 use std::cell::Cell as Counter;
 use std::rc::Rc;
@@ -20,13 +20,13 @@ use crate::load::{self, Load, Sample, Until, payload, write_all, zeroes};
 use crate::report::Spread;
 use crate::setup;
 
-/// The published remaining part of the bandwidth.
+/// The published fraction of the bandwidth that remains.
 const LEFT: f64 = 0.999;
-/// Blocks that are zeroed at once.
+/// Blocks in one piece to be zeroed.
 const PIECE_BLOCKS: u64 = 256;
 const LOAD: Load = Load { name: "foreground", write: true, blocks: 16, random: true, depth: 4, flush_every: 0 };
 
-/// The work in the background of the load.
+/// What runs in the background of the load.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Background {
     Nothing,
@@ -40,7 +40,7 @@ const BACKGROUNDS: [(Background, &str); 4] = [
     (Background::Unmapping, "beside zero"),
     (Background::Writing, "beside written zeroes"),
 ];
-/// The index of the claimed one in [`BACKGROUNDS`].
+/// The index in [`BACKGROUNDS`] of the one that the claim covers.
 const CLAIMED: usize = 2;
 
 /// A turn of the load.
@@ -93,7 +93,7 @@ impl Halves {
     }
 
     async fn turn(&self, background: Background, turn: Duration, round: u32) -> anyhow::Result<Turned> {
-        // Before every turn, so that the device is in the same state for all.
+        // Done before every turn, so that the device is always in the same state.
         write_all(&self.whole, self.half, self.half, &payload()).await?;
         let is_over = Rc::new(Counter::new(false));
         let zeroing = spawn(zero(Rc::clone(&self.whole), self.half, background, turn, Rc::clone(&is_over)));
@@ -104,7 +104,7 @@ impl Halves {
     }
 }
 
-/// Zeroes the upper half evenly over the turn; returns how much was done at its end.
+/// Zeroes the upper half evenly over the turn; returns how much was done at the end of the turn.
 async fn zero(
     device: Rc<DynDevice>,
     half: u64,

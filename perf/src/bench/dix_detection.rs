@@ -1,9 +1,9 @@
-//! The part of the claim `dix-guard` about undetected faults with a cheap guard.
+//! The part of the claim `dix-guard` about faults that a cheap guard does not detect.
 //!
-//! A table for each block size has, for each guard, the counted rate with its 95 % confidence interval, and the
-//! theoretical rate. None of N is shown as less than 3/N. Another table has whole blocks in the wrong place: no guard
-//! detects these, and reference tags do. The verdict counts cells whose count does not fit the theory, with a chance of
-//! one in a million for each to be rejected wrongly.
+//! For each block size, a table has for each guard the counted rate with its 95 % confidence interval, and the
+//! theoretical rate. If none of N faults was undetected, the rate is shown as less than 3/N. Another table is about
+//! whole blocks in the wrong place, which no guard detects but reference tags do. The verdict counts cells whose count
+//! does not match the theory; the test rejects a right count once in a million cases.
 
 use sealblock_integrity::GuardKind;
 use sealblock_units::BlockSize;
@@ -13,16 +13,16 @@ use super::verdict::{Threshold, Verdict};
 use crate::detection::{Count, Detection, Displaced, Fault, Measured, Seen};
 use crate::report::number;
 
-/// Faults of each kind for each second of a turn: with turns of one second the run is complete.
+/// Faults of each kind for each second of a turn; a turn of one second is enough for a complete run.
 const TRIALS_A_SECOND: f64 = 1e8;
-/// Fewer are not enough for a guard of 16 bits.
+/// Fewer trials are not enough for a guard of 16 bits.
 const MIN_TRIALS: u64 = 1_000_000;
-/// Whole blocks, which are actually sealed and verified.
+/// Whole blocks, whose tags are actually made and verified.
 const DISPLACED_TRIALS: u64 = 20_000;
 /// The order of columns: weak guards first.
 const GUARDS: [GuardKind; 4] = [GuardKind::IpChecksum, GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64];
 
-/// A kind of fault, and the undetected ones of each guard, in the order of [`GuardKind::ALL`].
+/// A kind of fault, and how many of them each guard missed, in the order of [`GuardKind::ALL`].
 struct Line {
     fault: Fault,
     measured: Vec<Measured>,

@@ -1,14 +1,13 @@
-//! The claim `dix-guard`: a cheap guard between host and boundary instead of the CRC of the wire: its savings, and the
-//! faults that it does not detect.
+//! The claim `dix-guard`: a cheap guard between host and boundary instead of the CRC of the wire, what it saves, and
+//! which faults it does not detect.
 //!
-//! Cost: our host and target over NVMe/TCP, a core each, a namespace in memory with CRC-64 tags. The host makes and
-//! checks tags with its own guard. At the boundary one pass checks them and makes those of the wire. In the published
-//! claim a network adapter or a target does that; here the host's core does it, and its time is reported separately.
-//! Each guard is measured by itself as well, because the rest of a request takes ten times as long.
+//! Cost: our host and target over NVMe/TCP, each on one core, with a namespace in memory with CRC-64 tags. The host
+//! makes and checks tags with its own guard. At the boundary, one pass checks them and makes the tags of the wire. In
+//! the published claim a network adapter or a target does this; here the host's core does, and its time is reported
+//! separately. Each guard is also measured alone, because the rest of a request takes ten times as long.
 //!
-//! Detection is the other side ([`crate::detection`]): the same seeded faults are injected for all guards, with their
-//! number proportional to the seconds of a turn (complete for one second), and the undetected rate is compared with
-//! theory.
+//! Detection ([`crate::detection`]): the same seeded faults are injected for all guards, in proportion to the seconds
+//! of a turn (one second gives a complete run), and the undetected rate is compared with theory.
 
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ use crate::report::Spread;
 use crate::setup::Protection;
 
 const GIB: f64 = (1_u64 << 30) as f64;
-/// Size of the requests for the measurement of guards by themselves.
+/// Size of the requests for measuring guards alone.
 const REQUEST_BYTES: usize = 256 << 10;
 /// The name of a request of [`REQUEST_BYTES`] in the names of loads.
 const LARGE: &str = "256 KiB";
@@ -50,7 +49,7 @@ pub const CLAIM: Claim = Claim {
     measure,
 };
 
-/// The guards of the host; the first one is that of the namespace.
+/// The guards of the host; the first one is also the namespace's.
 const HOSTS: [GuardKind; 4] = [GuardKind::Crc64, GuardKind::IpChecksum, GuardKind::Crc16, GuardKind::Crc32c];
 
 const fn load(name: &'static str, write: bool, blocks: u64, depth: u64) -> Load {
@@ -74,13 +73,13 @@ const fn format(guard: GuardKind) -> PiFormat {
     PiFormat::with_default_storage_tag(guard, ProtectionType::Type1)
 }
 
-/// The guard of the wire in the host, twice, and then the others.
+/// The host uses the guard of the wire, twice, and then each of the others.
 const CONTENDERS: [GuardKind; 5] = [HOSTS[0], HOSTS[0], HOSTS[1], HOSTS[2], HOSTS[3]];
 /// The indices of the Internet checksum and of the CRCs.
 const INTERNET: usize = 2;
 const CRCS: [usize; 3] = [0, 3, 4];
 
-/// A host with this guard. If it is the namespace's own guard, there is no boundary.
+/// A host with this guard. If this is the namespace's own guard, there is no boundary.
 async fn host(guard: GuardKind, serving: &Serving) -> anyhow::Result<Contender> {
     let own = (guard != HOSTS[0]).then(|| format(guard));
     Contender::tagged(guard.to_string(), serving, own).await
@@ -100,7 +99,7 @@ struct Cost {
     rounds: Vec<Vec<Measured>>,
 }
 
-/// CPU seconds of a guard by itself for 1 GiB, by round and contender.
+/// CPU seconds that a guard alone takes for 1 GiB, by round and contender.
 struct Alone {
     work: &'static str,
     rounds: Vec<Vec<f64>>,
@@ -123,7 +122,7 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Seals and verifies requests from the cache.
+/// Makes and verifies the tags of requests whose data are in the cache.
 fn guards_alone(scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Alone>> {
     let memory = Memory::new(REQUEST_BYTES).context("preparing a request")?;
     let (data, size, seconds) = (memory.bytes(), BlockSize::B4096, Duration::from_secs_f64(scale.seconds));
@@ -185,7 +184,7 @@ async fn rounds(scale: Scale, progress: Progress, serving: Serving) -> anyhow::R
     Ok(costs)
 }
 
-/// CPU seconds of the host for each GiB, without the boundary.
+/// CPU seconds of the host for each GiB, not counting the boundary.
 fn own_cpu(measured: &Measured) -> f64 {
     (measured.host_cpu - measured.boundary_cpu) * GIB / measured.turn.bytes as f64
 }
@@ -206,8 +205,8 @@ fn alone_table(alone: &[Alone]) -> Table {
     table
 }
 
-/// The Internet checksum compared with the CRC with the lowest median over rounds, in each round. The minimum of three
-/// in each round would be lower than any of them, because of noise.
+/// The Internet checksum compared, in each round, with the CRC that has the lowest median over all rounds. Because of
+/// noise, the minimum of the three in each round would be lower than any of them.
 fn against_cheapest(rounds: &[Vec<f64>]) -> Vec<Round> {
     let median = |index: usize| Spread::of(rounds.iter().map(|round| round[index])).median;
     let cheapest = CRCS.into_iter().min_by(|a, b| median(*a).total_cmp(&median(*b))).unwrap_or(0);
@@ -291,7 +290,7 @@ mod tests {
         assert_eq!(alone_verdict(&alone(0.012, 1.02)).ruling, Ruling::Holds);
         assert_eq!(alone_verdict(&alone(0.025, 1.02)).ruling, Ruling::DoesNotHold);
         assert_eq!(alone_verdict(&alone(0.0215, 1.05)).ruling, Ruling::TooNoisy);
-        // Cheaper than one CRC and more expensive than another is not the cheapest.
+        // A guard that is cheaper than one CRC and more expensive than another is not the cheapest.
         assert_eq!(against_cheapest(&[vec![0.03, 0.03, 0.02, 0.01, 0.03]])[0].claim, 2.0);
     }
 

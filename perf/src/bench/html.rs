@@ -1,4 +1,4 @@
-//! A report as one self-contained HTML file: pictures and style are embedded, and there is no script.
+//! A report as one self-contained HTML file: pictures and style are embedded, and it has no script.
 //!
 //! Colours follow the reader's preference. All text from a measurement is escaped.
 

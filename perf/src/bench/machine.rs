@@ -1,7 +1,7 @@
 //! The measured machine.
 //!
-//! A figure is meaningless without its machine, and so is one of a build without optimisation. Values that the system
-//! does not report are `unknown`, and never guessed.
+//! A figure is meaningless without its machine, and so is a figure of an unoptimised build. Values that the system does
+//! not report are `unknown`, and never guessed.
 
 use std::fmt::{Display, Formatter};
 use std::fs;
@@ -19,7 +19,7 @@ pub struct Machine {
     pub cores: usize,
     /// Bytes of memory; 0 if unknown.
     pub memory_bytes: u64,
-    /// Its kernel with its version.
+    /// Its kernel and the kernel's version.
     pub kernel: String,
     /// The load average of the minute before the measurement; `None` if unknown.
     pub load: Option<f64>,
@@ -27,12 +27,12 @@ pub struct Machine {
     pub sealblock: &'static str,
     /// `release` or `debug`; figures of a debug build do not apply to the installed software.
     pub build: &'static str,
-    /// All of it in a line for people.
+    /// All of this in one readable line.
     pub text: String,
 }
 
 impl Machine {
-    /// This machine.
+    /// Describes this machine.
     pub fn this() -> Machine {
         let machine = Machine {
             cpu: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown".to_owned()),
@@ -81,9 +81,9 @@ pub fn mount_of(dir: &Path) -> Option<Mount> {
     mounted(&read("/proc/self/mountinfo"), &dir)
 }
 
-/// The mount at the longest mount point above a path; the last one, since later mounts hide earlier ones. A line has,
-/// among others, the device's numbers, the mount point, and after a dash the type, the source and the options of the
-/// file system.
+/// The mount with the longest mount point above a path; of several the last one, because later mounts hide earlier
+/// ones. A line has, among other fields, the device's numbers, the mount point, and after a dash the type, the source
+/// and the options of the file system.
 fn mounted(mountinfo: &str, path: &Path) -> Option<Mount> {
     let mounts = mountinfo.lines().filter_map(|line| {
         let (mount, file_system) = line.split_once(" - ")?;
@@ -112,7 +112,7 @@ impl Display for Mount {
 pub struct Discards {
     /// Their number.
     pub requests: u64,
-    /// Their total time in milliseconds, each from its submission to its end.
+    /// Their total time in milliseconds, each from its submission to its completion.
     pub milliseconds: u64,
 }
 

@@ -1,10 +1,11 @@
-//! The claim `one-pass`: tags and the data digest of a transfer from one pass over the data, against a pass for each.
+//! The claim `one-pass`: the tags and the data digest of a transfer in one pass over the data, compared with one pass
+//! for each.
 //!
-//! A transfer of 128 KiB gets its tags and its digest, or has both checked. In two passes the digest is computed over
-//! the whole transfer, and the guards over each block. In one pass the CRC-32C of each block is its guard, and the
-//! digest of the transfer is combined from these. Only this work is measured, which is the integrity part of a write or
-//! a read, and only its CPU time, so that other tasks of the machine hardly count. Data are in the cache, as after
-//! receiving them, or come from memory, in which case loading them is a part of each pass.
+//! A transfer of 128 KiB gets its tags and its digest, or both are checked. In two passes the digest is computed over
+//! the whole transfer, and the guards over each block. In one pass, the CRC-32C of each block is its guard, and the
+//! digest of the transfer is combined from these CRCs. Only this work is measured, which is the integrity part of a
+//! write or read, and only its CPU time, so that other tasks of the machine hardly matter. The data are in the cache,
+//! as after receiving them, or come from memory; then loading them is part of each pass.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use crate::report::Spread;
 
 /// Bytes of a transfer, which has one digest.
 const TRANSFER_BYTES: usize = 128 << 10;
-/// The claimed part of the CPU time of separate passes.
+/// The claimed fraction of the CPU time of separate passes.
 const AT_MOST: f64 = 0.6;
 const GIB: f64 = (1_u64 << 30) as f64;
 
@@ -39,9 +40,10 @@ pub const CLAIM: Claim = Claim {
     measure,
 };
 
-/// A comparison: its name, the index of the two passes in [`passes`], and that of the one pass from the end.
+/// A comparison: its name, the index of the two passes in [`passes`], and the index of the one pass counted from the
+/// end.
 const WORK: [(&str, usize, usize); 2] = [("seal", 0, 2), ("verify", 1, 1)];
-/// Contenders of each work: two passes, the same again, one pass, and two passes with the other guards.
+/// The contenders of each comparison: two passes, the same again, one pass, and two passes with the other guards.
 const CONTENDERS: [&str; 5] = ["two passes", "two passes, again", "one pass", "two passes, crc16", "two passes, crc64"];
 
 /// The times of one kind of work: CPU seconds for 1 GiB, by round and contender.
@@ -88,8 +90,8 @@ fn transfers(set: &[u8]) -> Vec<Slice> {
     set.chunks_exact(TRANSFER_BYTES).map(Slice::copy_from).collect()
 }
 
-/// Plain data that gets tags and a digest, or has both checked, in all ways. Sealing and verifying alternate; crc32c
-/// apart comes first, and crc32c in one pass last.
+/// Data that get tags and a digest, or whose tags and digest are checked, in all ways. Making and verifying alternate;
+/// crc32c in two passes comes first, and crc32c in one pass last.
 fn passes(slices: &[Slice], size: BlockSize) -> Vec<(&'static str, Pass<'_>)> {
     let digest = InterleavedCrc::new(size, 0);
     let mut contenders: Vec<(&'static str, Pass<'_>)> = Vec::new();
@@ -139,8 +141,8 @@ fn separate_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize
     u64::from(digest) ^ sealed.blocks() as u64
 }
 
-/// The CRCs of the blocks, and the digest combined from them. Each is combined while the next one is computed, because
-/// combining mostly waits for the previous one.
+/// The CRCs of the blocks, and the digest combined from them. Each CRC is combined while the next one is computed,
+/// because combining mostly waits for the previous one.
 fn checksums(data: &[u8], size: BlockSize, digest: &InterleavedCrc) -> (Vec<u32>, u32) {
     let (mut crcs, mut joined) = (Vec::with_capacity(data.len() / size.bytes()), 0);
     for block in data.chunks_exact(size.bytes()) {

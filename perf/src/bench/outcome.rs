@@ -1,7 +1,7 @@
 //! A claim, the size of its measurement, and its result: tables, plots and verdicts.
 //!
-//! A result has figures only, and no layout: text, JSON, plots and HTML come from the same values. Each cell of a table
-//! has the text for people beside its numbers, so that readers of the JSON need not format them.
+//! A result has only figures, no layout: text, JSON, plots and HTML are made from the same values. Each cell of a table
+//! has readable text beside its numbers, so that programs that read the JSON need not format them.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -25,7 +25,7 @@ pub struct Claim {
     pub published: &'static [Published],
     /// The default size of the measurement.
     pub defaults: Defaults,
-    /// True if it makes files, which the folder of the scale must accept.
+    /// True if it makes files, which must be possible in the folder of the scale.
     pub makes_files: bool,
     /// Measures it. Files are made in the folder of the scale and are removed before this returns.
     pub measure: fn(&Scale, &Progress) -> anyhow::Result<Outcome>,
@@ -78,13 +78,13 @@ pub struct Step<'a> {
     pub claim: &'static str,
     /// The part of its measurement.
     pub part: &'a str,
-    /// The starting round, counted from 1.
+    /// The round that is starting, counted from 1.
     pub round: u32,
     /// The number of rounds of this part.
     pub of: u32,
 }
 
-/// Called at each step, on the measuring thread; decides whether to continue.
+/// Called at each step on the measuring thread; it decides whether to continue.
 pub type Listener = dyn Fn(&Step) -> ControlFlow<()> + Send + Sync;
 
 /// Reports the progress of a claim's measurement.
@@ -95,7 +95,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// For this claim.
+    /// Reports for this claim.
     pub fn new(claim: &'static str, listener: Arc<Listener>) -> Progress {
         Progress { claim, listener }
     }
@@ -103,7 +103,7 @@ impl Progress {
     /// Reports the start of a round of `part`, counted from 1.
     ///
     /// # Errors
-    /// [`Interrupted`] if the measurement must end: its files are removed on return.
+    /// [`Interrupted`] if the measurement must end; its files are removed when it returns.
     pub fn step(&self, part: &str, round: u32, of: u32) -> Result<(), Interrupted> {
         match (self.listener)(&Step { claim: self.claim, part, round, of }) {
             ControlFlow::Continue(()) => Ok(()),
@@ -126,7 +126,7 @@ impl Progress {
     }
 }
 
-/// A measurement ended early because the user asked for it.
+/// A measurement ended early because the user requested it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Interrupted;
 
@@ -147,7 +147,7 @@ pub struct Outcome {
     pub plots: Vec<Plot>,
     /// The verdicts on the claim.
     pub verdicts: Vec<Verdict>,
-    /// Notes on the figures: parts that were skipped on this machine and why, and limits.
+    /// Notes about the figures: limits, and parts that were skipped on this machine with the reason.
     pub notes: Vec<String>,
 }
 
@@ -156,9 +156,9 @@ pub struct Outcome {
 pub struct Table {
     /// Its title.
     pub title: String,
-    /// The meaning of its rows.
+    /// What its rows are.
     pub rows_are: String,
-    /// Its columns, without the one with the names of rows.
+    /// Its columns, not counting the one with the names of rows.
     pub columns: Vec<Column>,
     /// Its rows.
     pub rows: Vec<Row>,
@@ -291,7 +291,7 @@ pub enum Drawing {
         groups: Vec<String>,
         /// A value for each group.
         series: Vec<Series>,
-        /// The threshold of the claim, where it is one of these values.
+        /// The threshold of the claim, if it is one of these values.
         #[serde(skip_serializing_if = "Option::is_none")]
         threshold: Option<ThresholdLine>,
     },
@@ -306,7 +306,7 @@ pub struct Series {
     pub name: String,
     /// A value for each group.
     pub values: Vec<f64>,
-    /// The least and the greatest over rounds, for each group; empty where values are counted.
+    /// The least and the greatest over rounds, for each group; empty if values are counted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub spreads: Vec<(f64, f64)>,
 }
@@ -329,7 +329,7 @@ impl Series {
 pub struct ThresholdLine {
     /// Its name.
     pub name: String,
-    /// A value for each group; none where there is no line.
+    /// A value for each group; `None` where the line is interrupted.
     pub values: Vec<Option<f64>>,
 }
 

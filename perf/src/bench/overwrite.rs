@@ -1,10 +1,10 @@
-//! Overwrites with O_DSYNC of extents that were written, against extents that are only allocated.
+//! Overwrites with O_DSYNC of extents that were written, compared with extents that were only allocated.
 //!
 //! A filesystem records that an allocated extent was never written, and reads it as zeroes. The first write of each
-//! block changes that record, and with O_DSYNC the change must be durable before the write completes. So zeroes that
-//! count as written (`FALLOC_FL_WRITE_ZEROES`) are useful. Four threads overwrite 4 KiB, one block after the other,
-//! each in its own quarter of a file, until the end of the time or of the file. Written extents are the baseline and
-//! have two turns in a round.
+//! block changes this record, and with O_DSYNC the change must be durable before the write completes. Therefore zeroes
+//! that count as written (`FALLOC_FL_WRITE_ZEROES`) are useful. Four threads overwrite 4 KiB blocks in order, each in
+//! its own quarter of a file, until the time or the file ends. Written extents are the baseline and have two turns in a
+//! round.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -23,13 +23,13 @@ use crate::setup::{self, Scratch};
 
 const THREADS: u64 = 4;
 const BLOCK: [u8; 4096] = [0x5a; 4096];
-/// The maximum size of the file: more than a turn overwrites.
+/// The maximum size of the file: larger than a turn overwrites.
 const MAX_BYTES: u64 = 256 << 20;
 const STATES: [&str; 3] = ["written", "written, again", "unwritten"];
 /// The index of unwritten extents in [`STATES`].
 const UNWRITTEN: usize = 2;
 
-/// Measures it, or notes that the file system cannot allocate space without writing.
+/// Measures it, or adds a note that the file system cannot allocate space without writing.
 pub fn measure(scale: &Scale, progress: &Progress, outcome: &mut Outcome) -> anyhow::Result<()> {
     let bytes = scale.size.get().min(MAX_BYTES);
     let written = setup::new_path(&scale.dir, "overwritten")?;
@@ -57,7 +57,7 @@ pub fn measure(scale: &Scale, progress: &Progress, outcome: &mut Outcome) -> any
     Ok(())
 }
 
-/// A file whose every byte was written and is durable.
+/// A file of which every byte was written and is durable.
 fn write(path: &Path, bytes: u64) -> anyhow::Result<()> {
     let piece = vec![0; 1 << 20];
     let doing = || format!("writing {}", path.display());
@@ -68,7 +68,7 @@ fn write(path: &Path, bytes: u64) -> anyhow::Result<()> {
     file.sync_all().with_context(doing)
 }
 
-/// A new file whose space is allocated and unwritten; `None` if the file system does not support it.
+/// A new file with space that is allocated but unwritten; `None` if the file system does not support this.
 fn allocated(dir: &Path, bytes: u64) -> anyhow::Result<Option<Scratch>> {
     let scratch = setup::new_path(dir, "unwritten")?;
     let doing = || format!("allocating {}", scratch.0.display());

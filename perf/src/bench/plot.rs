@@ -1,8 +1,9 @@
-//! Plots as SVG, for white and for dark pages.
+//! Plots as SVG, readable on white and on dark pages.
 //!
-//! The background is white on both, so the contrast is the same everywhere. Each axis has its unit, and the legend is above the
-//! drawing. A logarithmic axis has no zero that bars could stand on, so values are dots there. A thin line through the end of a
-//! bar or a dot goes from the least to the greatest of its rounds, and a dashed line across a group is the threshold of the claim.
+//! The background is white in both cases, so the contrast is the same everywhere. Each axis has its unit, and the
+//! legend is above the drawing. A logarithmic axis has no zero for bars to stand on, so values are drawn as dots there.
+//! A thin line through the end of a bar or through a dot shows the least and the greatest of its rounds, and a dashed
+//! line across a group shows the threshold of the claim.
 
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle, WHITE};
 use super::outcome::{Axis, Curve, Drawing, Plot, Series, ThresholdLine};
 use crate::report::number;
 
-/// Pixels across and down.
+/// Width and height in pixels.
 const SIZE: (u32, u32) = (1000, 470);
 /// Pixels of the title and of a line of the legend.
 const TITLE_HEIGHT: u32 = 34;
@@ -35,7 +36,7 @@ const RIGHT_MARGIN: u32 = 16;
 const NUMBERS_WIDTH: u32 = 72;
 /// The approximate width of a letter, relative to its font size.
 const LETTER_PART: f64 = 0.57;
-/// What plotters divides a font size by.
+/// The factor by which plotters divides a font size.
 const FONT_SCALE: f64 = 1.24;
 /// Font sizes of names under an axis and of values above bars, and the smallest readable one, in pixels.
 const NAME_SIZE: u32 = 13;
@@ -85,7 +86,7 @@ pub fn svg(plot: &Plot) -> anyhow::Result<String> {
     Ok(with_title(&text, &plot.title))
 }
 
-/// The same file with a title, which readers without eyes are told.
+/// The same file with a title, which screen readers read out.
 fn with_title(svg: &str, title: &str) -> String {
     let title = title.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     match svg.split_once(">\n") {
@@ -94,7 +95,7 @@ fn with_title(svg: &str, title: &str) -> String {
     }
 }
 
-/// The number beside a line of an axis, without zeroes that measure nothing: 10, not 10.0.
+/// The number at a line of an axis, without meaningless zeroes: 10, not 10.0.
 fn tick(value: f64) -> String {
     let text = number(value);
     match text.contains('.') && !text.contains('e') {
@@ -107,7 +108,7 @@ fn words(size: u32, across: HPos, down: VPos) -> TextStyle<'static> {
     (FONT, f64::from(size) * FONT_SCALE).into_font().color(&INK).pos(Pos::new(across, down))
 }
 
-/// The font size in which the words fit into this number of pixels, if it is readable.
+/// The font size at which the words fit into this number of pixels, if it is readable.
 fn fitting(words: &str, width: f64, most: u32) -> Option<u32> {
     let size = (width / (LETTER_PART * words.chars().count().max(1) as f64)) as u32;
     (size >= LEAST_SIZE).then_some(size.min(most))
@@ -159,7 +160,7 @@ fn range(axis: &Axis, values: impl Iterator<Item = f64>) -> anyhow::Result<(f64,
     })
 }
 
-/// An axis with a slot of width 1 for each group of bars, with its name in the middle.
+/// An axis with a slot of width 1 for each group of bars; the group's name is in the middle of its slot.
 struct Groups(usize);
 
 impl Ranged for Groups {
@@ -212,7 +213,7 @@ fn bars(
     }
 }
 
-/// Bars from `floor` upwards, or dots without one, with their values above them if there is room.
+/// Bars from `floor` upwards, or dots if there is none, with their values above them if there is room.
 fn bars_in<'a, 'b, X, Y>(
     chart: &mut ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>,
     series: &[Series],

@@ -1,17 +1,17 @@
 //! The verdict on a claim from its measurement: *holds*, *does not hold* or *too noisy to tell*.
 //!
-//! A machine always has other load, so a ratio by itself is not enough. In each round the baseline has two turns. Its
-//! second turn as a part of its first one, `again`, is 1 except for noise. The median of any other ratio of these
-//! rounds may be wrong by as much as `again` differs from 1. So a claim holds only if the median of its ratios exceeds
-//! the threshold by more than that, and fails only if it misses the threshold by more.
+//! A machine always has other load, so a ratio alone is not enough. In each round the baseline has two turns. The ratio
+//! of its second turn to its first, `again`, is 1 except for noise. The median of any other ratio in these rounds may
+//! be wrong by as much as `again` differs from 1. So a claim holds only if the median of its ratios exceeds the
+//! threshold by more than that, and does not hold only if the median misses the threshold by more than that.
 //!
-//! The largest deviation counts; with many rounds, the largest one after one round is left out for every four rounds
-//! beyond the minimum, because one disturbed round hardly affects a median. For a claim that is exactly at its
-//! threshold noise alone decides, in simulations, at most 6 % of runs with three rounds and 1.5 % with seven.
+//! The largest deviation is used. With more rounds than the minimum, the largest deviation is left out once for every
+//! four additional rounds, because one disturbed round hardly affects a median. If a claim is exactly at its threshold,
+//! noise alone decides; in simulations this happens in at most 6 % of runs with three rounds and 1.5 % with seven.
 //!
-//! Three more rules prevent unfounded verdicts. Fewer than three rounds have no meaningful spread. A round whose ratio
-//! is not a number above 0 has measured nothing, so there is no verdict. And at most one round in four may be on the
-//! other side of the threshold.
+//! Three more rules prevent unfounded verdicts. Fewer than three rounds have no meaningful spread, so there is no
+//! verdict. A round whose ratio is not a number above 0 has measured nothing, so there is no verdict either. And at
+//! most one round in four may be on the other side of the threshold.
 //!
 //! A count has no noise: [`Verdict::counted`].
 
@@ -23,7 +23,8 @@ use crate::report::{Spread, number};
 const MIN_ROUNDS: usize = 3;
 /// One round in this many may be on the other side of the threshold.
 const DISSENT: usize = 4;
-/// For this many rounds beyond [`MIN_ROUNDS`] one is left out, that with the largest deviation of the baseline.
+/// For each additional number of this many rounds above [`MIN_ROUNDS`], the round with the largest deviation of the
+/// baseline is left out.
 const LEFT_OUT: usize = 4;
 
 /// The verdict.
@@ -35,7 +36,7 @@ pub enum Ruling {
     /// It does not hold here.
     #[serde(rename = "does not hold")]
     DoesNotHold,
-    /// This run is not decisive.
+    /// This run does not decide it.
     #[serde(rename = "too noisy to tell")]
     TooNoisy,
 }
@@ -51,7 +52,7 @@ impl Ruling {
     }
 }
 
-/// The threshold of a claim, and its side.
+/// The threshold of a claim, and on which side of it values must be.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Threshold {
@@ -62,7 +63,7 @@ pub enum Threshold {
 }
 
 impl Threshold {
-    /// True if a value without noise is on the right side.
+    /// True if a value without noise meets the threshold.
     fn is_kept_by(self, value: f64) -> bool {
         match self {
             Threshold::AtLeast(threshold) => value >= threshold,
@@ -70,7 +71,7 @@ impl Threshold {
         }
     }
 
-    /// The same threshold, harder to reach by a factor above 1, or easier by one below.
+    /// The same threshold, made harder to meet by a factor above 1, or easier by a factor below 1.
     fn harder(self, factor: f64) -> Threshold {
         match self {
             Threshold::AtLeast(threshold) => Threshold::AtLeast(threshold * factor),
@@ -91,9 +92,9 @@ impl std::fmt::Display for Threshold {
 /// Ratios of one round.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Round {
-    /// The claim, as a part of the baseline in the same round.
+    /// The claimed quantity relative to the baseline in the same round.
     pub claim: f64,
-    /// The baseline's second turn as a part of its first one.
+    /// The baseline's second turn relative to its first.
     pub again: f64,
 }
 
@@ -124,8 +125,8 @@ pub struct Verdict {
     pub most: f64,
     /// The number of rounds; 0 for a count.
     pub rounds: usize,
-    /// The factor by which the baseline deviates from itself, without the rounds left out; `None` for a count, and if a
-    /// round has measured nothing.
+    /// The factor by which the baseline deviates from itself, without the rounds that are left out; `None` for a count,
+    /// or if a round has measured nothing.
     #[serde(rename = "yardstick_factor")]
     pub baseline_factor: Option<f64>,
     /// The verdict.
@@ -135,7 +136,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// From timed ratios.
+    /// A verdict from timed ratios.
     pub fn timed(what: impl Into<String>, threshold: Threshold, rounds: &[Round]) -> Verdict {
         let ratios = Spread::of(rounds.iter().map(|round| round.claim));
         let factor = baseline_factor(rounds);
@@ -153,7 +154,7 @@ impl Verdict {
         Verdict { sentence: sentence(&verdict), ..verdict }
     }
 
-    /// From a count, which is the same on every machine. A NaN cannot be compared with a threshold.
+    /// A verdict from a count, which is the same on every machine. NaN cannot be compared with a threshold.
     pub fn counted(what: impl Into<String>, threshold: Threshold, value: f64) -> Verdict {
         let ruling = match (value.is_nan(), threshold.is_kept_by(value)) {
             (true, _) => Ruling::TooNoisy,
@@ -168,13 +169,13 @@ impl Verdict {
     }
 }
 
-/// The number of rounds, of this total, that are left out for the baseline's noise.
+/// How many of this number of rounds are left out because of the baseline's noise.
 const fn left_out(rounds: usize) -> usize {
     rounds.saturating_sub(MIN_ROUNDS) / LEFT_OUT
 }
 
 /// The largest factor by which the baseline deviates from itself in the remaining rounds; `None` if a round has
-/// measured nothing or there is none.
+/// measured nothing, or if there are no rounds.
 fn baseline_factor(rounds: &[Round]) -> Option<f64> {
     if rounds.is_empty() || !rounds.iter().all(|round| round.is_measured()) {
         return None;
@@ -250,12 +251,12 @@ mod tests {
     fn a_baseline_that_misses_itself_decides_nothing() {
         let near = |again| [(6.5, 1.0), (6.6, again), (6.4, 1.0), (6.5, 1.0)];
         assert_eq!(ruled(Threshold::AtLeast(6.0), &near(1.05)), Ruling::Holds);
-        // Deviations below 1 count like those above: both are noise.
+        // Deviations below 1 count like those above 1, because both are noise.
         assert_eq!(ruled(Threshold::AtLeast(6.0), &near(1.2)), Ruling::TooNoisy);
         assert_eq!(ruled(Threshold::AtLeast(6.0), &near(1.0 / 1.2)), Ruling::TooNoisy);
         assert_eq!(ruled(Threshold::AtLeast(7.0), &near(1.05)), Ruling::DoesNotHold);
         assert_eq!(ruled(Threshold::AtLeast(7.0), &near(1.2)), Ruling::TooNoisy);
-        // Noise is a factor, so a claim that is far off is decided nevertheless.
+        // Noise is a factor, so a claim that is far from its threshold is decided nevertheless.
         assert_eq!(ruled(Threshold::AtLeast(2.0), &near(3.0)), Ruling::Holds);
     }
 
@@ -275,8 +276,8 @@ mod tests {
         );
     }
 
-    /// A claim that is exactly at its threshold is the worst case: any verdict comes from noise. Every turn is off by a
-    /// factor of its own, and in one round of eight all turns after some moment are also off by half.
+    /// A claim that is exactly at its threshold is the worst case: any verdict comes from noise. Every turn is off by
+    /// its own factor, and in one round of eight all turns after some moment are also slower by half.
     #[test]
     fn noise_alone_decides_few_runs() {
         const RUNS: usize = 10_000;

@@ -1,12 +1,13 @@
-//! The claim `verify-offload`: Verify at the target that holds the data, against Verify of the same blocks by reading them.
+//! The claim `verify-offload`: Verify at the target that holds the data, compared with Verify of the same blocks by
+//! reading them.
 //!
-//! Host and target are ours, over NVMe/TCP on loopback, a core each. Both ways check guard and reference tag of every
-//! block of one namespace, at the target or at the host. Eight readers and one reader read in requests of 1 MiB each;
-//! Verify uses commands of up to 16 MiB, eight and one at a time. Each way of reading is a baseline, so each has two
-//! turns in a round.
+//! Host and target are ours, over NVMe/TCP on loopback, each on one core. Both ways check the guard and the reference
+//! tag of every block of one namespace, at the target or at the host. Eight readers and one reader read in requests of
+//! 1 MiB each; Verify uses commands of up to 16 MiB, eight and one at a time. Each way of reading is a baseline, so
+//! each has two turns in a round.
 //!
-//! CPU time is that of the host's thread and of the target's. An idle end polls for 50 us before it sleeps, as in
-//! `sealblock serve`, which is included. Bytes moved are the payload, and 96 bytes of capsules for each command.
+//! CPU time is that of the host's thread and of the target's thread. An idle end polls for 50 us before it sleeps, as
+//! in `sealblock serve`; this is included. Bytes moved are the payload plus 96 bytes of capsules for each command.
 
 use std::path::Path;
 use std::time::Instant;
@@ -28,13 +29,13 @@ use crate::remote::{self, NQN, SPIN_US, Served, Store, View};
 use crate::report::Spread;
 use crate::setup::{self, Prepared, Protection, Scratch, Turn};
 
-/// The claimed speed-up, on media that cost the target next to nothing or a read of memory.
+/// The claimed speed-up, on media that cost the target almost nothing or only a read of memory.
 const FASTER: f64 = 6.0;
 /// The claimed reduction of bytes.
 const FEWER: f64 = 1000.0;
 /// Requests in flight.
 const DEPTH: usize = 8;
-/// Blocks of 4 KiB of one request, if the device supports as many.
+/// Blocks of 4 KiB of one request, if the device supports that many.
 const OFFLOADED_BLOCKS: u64 = 4096;
 /// Blocks of 4 KiB of one read.
 const READ_BLOCKS: u64 = 256;
@@ -76,7 +77,7 @@ impl Medium {
         }
     }
 
-    /// True if the claim covers it. A volume is as fast as its medium.
+    /// True if the claim covers it. A volume is not covered, because it is only as fast as its medium.
     const fn has_threshold(self) -> bool {
         matches!(self, Medium::Null | Medium::Memory)
     }
@@ -137,10 +138,10 @@ impl<D: Device> Device for Lacking<D> {
     }
 }
 
-/// A device that does not verify, so that its gate reads.
+/// A device that does not verify, so that its gate reads the data.
 type Reading = Gate<Lacking<NvmeTcpDevice>>;
 
-/// The same device, read by this host instead of verified by the target.
+/// The same device; this host reads, instead of the target verifying.
 fn by_reading(device: NvmeTcpDevice) -> Reading {
     let left = |abilities| Abilities { verify: Ability::Absent, ..abilities };
     Gate::new("emulated", Lacking { inner: device, left })
@@ -330,7 +331,7 @@ fn verdicts(medium: Medium, turns: &[Vec<Turned>]) -> Vec<Verdict> {
             verdicts.push(Verdict::timed(what, Threshold::AtLeast(FASTER), &ratios.collect::<Vec<_>>()));
         }
     }
-    // Every round has the same commands, so this is a count.
+    // Every round sends the same commands, so this is a count.
     let moved = |way: usize| spread(turns, way, |turn| turn.moved_bytes);
     let what = format!("{}: bytes moved by 8 readers, times those of Verify", medium.name());
     verdicts.push(Verdict::counted(what, Threshold::AtLeast(FEWER), moved(0).least / moved(4).most));

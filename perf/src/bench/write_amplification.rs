@@ -1,9 +1,9 @@
 //! The claim `write-amplification`: bytes on the medium for each byte of random writes of 4 KiB.
 //!
-//! Volumes are counted, from their opening to their close, on a medium in memory that counts every byte: log, map
-//! pages, superblocks and data. The count is the same on every machine. The writes of other systems are calculated from
-//! their published formats, and every assumption is in the notes: dm-integrity by its modes ([`DmIntegrity`]), and a
-//! filesystem with and without a checksum tree by the published totals.
+//! The writes of volumes are counted from open to close, on a medium in memory that counts every byte: log, map pages,
+//! superblocks and data. The count is the same on every machine. The writes of other systems are calculated from their
+//! published formats; the notes have every assumption. dm-integrity is calculated by its modes ([`DmIntegrity`]), and a
+//! filesystem with and without a checksum tree from the published totals.
 
 use anyhow::ensure;
 use sealblock_runtime_reactor::{Config, Reactor};
@@ -20,10 +20,10 @@ use crate::report::number;
 const WRITTEN_G: f64 = 120.0;
 const EXTRA_WITH_TREE_G: f64 = 66.0;
 const EXTRA_OFFLOADED_G: f64 = 9.0;
-/// The part of the largest volume that each load writes: at the default size 2 GiB.
+/// The fraction of the largest volume that each load writes; at the default size this is 2 GiB.
 const PART_WRITTEN: u64 = 8;
 
-/// The smallest volume of which a sixteenth is enough to count.
+/// The smallest volume of which a sixteenth is still enough to count.
 const MIN_SIZE: ByteCount = ByteCount::new(256 << 20);
 
 /// The claim.
@@ -45,7 +45,7 @@ pub const CLAIM: Claim = Claim {
     measure,
 };
 
-/// A load, with the amplification of each size of volume.
+/// A load, and the amplification for each size of volume.
 struct Line {
     name: &'static str,
     depth: u64,
@@ -80,7 +80,7 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     Ok(outcome(&sizes, writes, &lines))
 }
 
-/// The modes of dm-integrity for data and tag of a block.
+/// How dm-integrity writes the data and the tag of a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     /// Data and tags are written to a journal first.
@@ -104,18 +104,18 @@ struct DmIntegrity {
 }
 
 impl DmIntegrity {
-    /// Each sector of the journal has 8 bytes of its own, which cover data and entries.
+    /// Each sector of the journal has 8 bytes of its own, covering data and entries.
     const SECTOR_BYTES: f64 = 512.0;
     const SECTOR_ROOM_BYTES: f64 = 504.0;
     /// A section of the journal begins with this number of sectors of entries.
     const ENTRY_SECTORS: f64 = 8.0;
-    /// Entries are multiples of this.
+    /// The size of an entry is a multiple of this.
     const ENTRY_UNIT_BYTES: f64 = 8.0;
-    /// Tags are in buffers, of which the part from the first to the last new tag is written, in units.
+    /// Tags are in buffers; of each, the part from the first to the last new tag is written, in units.
     const UNIT_BYTES: f64 = 4096.0;
     const BUFFER_UNITS: i32 = 16;
-    /// The data of a bit of the bitmap, and the smallest write of the bitmap: one page, once a batch to set bits and
-    /// once to clear them.
+    /// The data that one bit of the bitmap covers, and the smallest write of the bitmap: one page, once per batch to
+    /// set bits and once to clear them.
     const BITMAP_BIT_BYTES: f64 = 32768.0 * 512.0;
     const PAGE_BITS: f64 = 4096.0 * 8.0;
 
@@ -134,8 +134,9 @@ impl DmIntegrity {
         }
     }
 
-    /// Bytes of the journal: the block, and its part of the entries of its section. The entry of a block has its
-    /// address, the last 8 bytes of each of its sectors, whose places in the journal have other content, and its tag.
+    /// Bytes of the journal: the block, and its share of the entries of its section. The entry of a block has the
+    /// address, the tag, and the last 8 bytes of each sector of the block, because the journal has other content in
+    /// their places.
     fn journal(&self) -> f64 {
         let sectors = self.block_bytes / Self::SECTOR_BYTES;
         let entry = 8.0 + 8.0 * sectors + self.tag_bytes;
@@ -145,13 +146,13 @@ impl DmIntegrity {
         section * Self::SECTOR_BYTES / (entries * self.block_bytes)
     }
 
-    /// Bytes of tags: for each buffer, the units from the first to the last one with a new tag, averaged over all
+    /// Bytes of tags: for each buffer, the units from the first to the last with a new tag, averaged over all
     /// distributions of a batch of random writes.
     fn tags(&self) -> f64 {
         let tags = self.volume_bytes / self.block_bytes;
         let unit_tags = Self::UNIT_BYTES / self.tag_bytes;
         let units = (tags / unit_tags).max(1.0);
-        // The probability that a unit stays unchanged, which is independent of others if there are many writes and
+        // The probability that a unit stays unchanged, which is independent of the others if there are many writes and
         // units.
         let untouched = (-self.batch / units).exp();
         let touched = 1.0 - untouched;
@@ -223,14 +224,14 @@ fn outcome(sizes: &[u64], writes: u64, lines: &[Line]) -> Outcome {
     Outcome { verdicts: verdicts(sizes, lines), tables, plots: vec![plot], notes: notes(writes) }
 }
 
-/// The claim for random writes with many in flight.
+/// The claim about random writes with many in flight.
 fn threshold_line(sizes: &[u64], lines: &[Line]) -> ThresholdLine {
     let depth = lines.iter().map(|line| line.depth).max().unwrap_or(1);
     let values = sizes.iter().map(|bytes| Some(threshold(*bytes, depth))).collect();
     ThresholdLine { name: format!("claim for volumes, QD {depth}: at most this"), values }
 }
 
-/// The destination of the bytes of the largest volume.
+/// What the bytes of the largest volume were written to.
 fn parts(bytes: u64, lines: &[Line]) -> Table {
     let columns =
         [("data", ""), ("log", ""), ("map pages", ""), ("in all", ""), ("second half of the writes", ""), ("read", "")];
@@ -290,10 +291,10 @@ mod tests {
 
     #[test]
     fn tags_are_between_all_of_a_buffer_and_a_unit_each() {
-        // Few blocks, so every unit has new tags: all 16 units of the buffer, 64 MiB of data.
+        // Few blocks, so every unit has new tags: all 16 units of the buffer, for 64 MiB of data.
         let dense = DmIntegrity { batch: 1e6, ..DmIntegrity::new(1 << 26) };
         assert!(is_near(dense.tags(), 65536.0 / (1e6 * 4096.0)), "{}", dense.tags());
-        // So many that hardly any buffer has two: a unit for each block.
+        // So many blocks that hardly any buffer has two new tags: one unit for each block.
         let sparse = DmIntegrity::new(1 << 50);
         assert!((sparse.tags() - 1.0).abs() < 0.01, "{}", sparse.tags());
         let between = DmIntegrity::new(1 << 34).tags();

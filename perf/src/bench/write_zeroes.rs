@@ -1,12 +1,12 @@
-//! The claim `write-zeroes`: zeroing by a command of the device, against writing zeroes.
+//! The claim `write-zeroes`: zeroing by a command of the device, compared with writing zeroes.
 //!
-//! A whole device is zeroed: by plain writes of zeroes, eight of 1 MiB in flight, which is the baseline and has two
-//! turns in a round; by `dd`, if it is installed and the device is a file; by Write Zeroes that keeps the space; and by
-//! Write Zeroes that may unmap, as `sealblock zero` does. Each turn ends with a flush. Before Write Zeroes all blocks
-//! are written, outside its turn. For a file, both kinds of Write Zeroes have a verdict. If the disk discards during
-//! zeroing that may unmap, the kernel's count of that time is reported beside the figures.
+//! A whole device is zeroed in several ways: by writes of zeroes, eight of 1 MiB in flight, which is the baseline and
+//! has two turns in a round; by `dd`, if it is installed and the device is a file; by Write Zeroes that keeps the
+//! space; and by Write Zeroes that may unmap, as `sealblock zero` does. Each turn ends with a flush. All blocks are
+//! written before Write Zeroes, outside its turn. For a file, each kind of Write Zeroes has a verdict. If the disk
+//! discards during zeroing that may unmap, the time that the kernel counts for it is reported beside the figures.
 //!
-//! For the cost of zeroing to other load, and the cost of the state of extents, see [`beside`] and [`overwrite`].
+//! [`beside`] measures how zeroing affects other load, and [`overwrite`] how the state of extents affects overwrites.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ use crate::remote::{self, NQN, SPIN_US, Served, Store, View};
 use crate::report::{Spread, number};
 use crate::setup::{self, Prepared, Protection, Turn};
 
-/// The claimed speed-up over written zeroes, on devices of this machine.
+/// The claimed speed-up over writing zeroes, on devices of this machine.
 const FASTER: f64 = 10.0;
 /// Blocks of one Write Zeroes, and their number in flight, as in `sealblock zero`.
 const ZERO_BLOCKS: u64 = 1 << 16;
@@ -73,19 +73,19 @@ const WAYS: [(Way, &str); 5] = [
     (Way::Unmapping, "zero"),
     (Way::Dd, "dd oflag=direct"),
 ];
-/// The index in [`WAYS`] of zeroing that may unmap, for which the claim covers all devices of this machine.
+/// The index in [`WAYS`] of zeroing that may unmap; the claim covers it on all devices of this machine.
 const UNMAPPING: usize = 3;
-/// The index in [`WAYS`] of zeroing that keeps the space, for which the claim covers files: a volume writes such zeroes
-/// like other blocks.
+/// The index in [`WAYS`] of zeroing that keeps the space; the claim covers it for files only, because a volume writes
+/// such zeroes like other blocks.
 const KEEPING_SPACE: usize = 2;
 
-/// The devices: one that is only written, and one that is zeroed by command.
+/// Two devices: one that is only written, and one that is zeroed by commands.
 struct Pair {
     written: Rc<DynDevice>,
     zeroed: Rc<DynDevice>,
-    /// The file of `written`, if its only content is the device.
+    /// The file of `written`, if the file contains nothing but the device.
     file: Option<PathBuf>,
-    /// The mount of the file of `zeroed`, if its only content is the device.
+    /// The mount of the file of `zeroed`, if the file contains nothing but the device.
     mount: Option<Mount>,
     /// Discards of the disk during zeroing that may unmap, and their seconds.
     discards: RefCell<Vec<(Discards, f64)>>,
@@ -156,7 +156,7 @@ async fn local(
     Ok(Part { name: "volume in a file", claimed: &[UNMAPPING], rounds, discards: Vec::new() })
 }
 
-/// Two volumes in files, served by a core of their own.
+/// Two volumes in files, served from another core.
 fn remote(scale: &Scale, progress: &Progress) -> anyhow::Result<Part> {
     let name = "volume over NVMe/TCP";
     let (mut served, mut files) = (Vec::new(), Vec::new());
@@ -202,7 +202,7 @@ impl Pair {
                 Way::Unmapping => self.zero(true, &data).await,
                 Way::Dd => match self.dd() {
                     Ok(turn) => Ok(turn),
-                    // A signal to a terminal's process group ends it as well.
+                    // A signal to a terminal's process group also ends the other process.
                     Err(error) => progress.step(name, round, scale.rounds).map_err(Into::into).and(Err(error)),
                 },
             })
@@ -235,7 +235,7 @@ impl Pair {
         Ok(turn)
     }
 
-    /// CPU time of another process is not measured here, so it is empty.
+    /// CPU time of another process is not measured here, so it stays empty.
     fn dd(&self) -> anyhow::Result<Sample> {
         let bytes = self.written.geometry().capacity_bytes();
         let path = self.file.as_ref().context("dd takes a file")?;
@@ -279,7 +279,7 @@ fn table(part: &Part, scale: &Scale) -> Table {
     table
 }
 
-/// One for each claimed way of zeroing.
+/// One verdict for each claimed way of zeroing.
 fn verdicts(part: &Part) -> impl Iterator<Item = Verdict> {
     part.claimed.iter().map(move |&way| {
         let speed = |turn: &Sample| 1.0 / turn.seconds;

@@ -1,4 +1,4 @@
-//! Compares another build of this program with this one, alternating: the effect of a change.
+//! Compares another build of this program with this one by alternating between them: the effect of a change.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use anyhow::{Context, bail, ensure};
 use super::rounds::verdict;
 use crate::report::Spread;
 
-/// The threshold: the smallest part of the other's rate.
+/// The threshold: the smallest fraction of the other's rate.
 const THRESHOLD: f64 = 0.95;
 
 /// The result of one contender under one load in one turn.

@@ -1,5 +1,5 @@
 //! Bytes written to the medium per byte of application data, for more loads and sizes than `sealblock bench
-//! write-amplification` has, and for Write Zeroes. For the method see [`crate::amplification`].
+//! write-amplification`, and for Write Zeroes. [`crate::amplification`] describes the method.
 
 use std::rc::Rc;
 

@@ -1,8 +1,8 @@
-//! Reading a Btrfs filesystem in this process against the kernel's mount of the same image.
+//! A Btrfs filesystem read in this process, compared with the kernel's mount of the same image.
 //!
-//! Threshold: one large file is read at 80 % of the speed of the kernel or more, and a tree of small files is listed,
-//! with all attributes of stat(2), at 50 % or more. Both begin cold in every turn: the kernel mounts the image again,
-//! on a loop device with direct I/O, whose cache is dropped; ours is a process of its own, which reads the image with
+//! Thresholds: one large file is read at least at 80 % of the kernel's speed, and a tree of small files is listed, with
+//! all attributes of stat(2), at least at 50 %. Both start with cold caches in every turn. The kernel mounts the image
+//! anew, on a loop device with direct I/O, whose cache is dropped; ours is a new process that reads the image with
 //! direct I/O. Needs root, loop devices and `btrfs-progs`.
 
 use std::fs::{self, File};
@@ -29,14 +29,14 @@ pub fn run(options: &BtrfsOptions) -> anyhow::Result<()> {
     let point = options.dir.join("sealblock-perf-btrfs-mount");
     fs::create_dir_all(&point).with_context(|| format!("making {}", point.display()))?;
     let made = fill(options, &image.0, &point).and_then(|()| compare(options, &image.0, &point));
-    // If it is still mounted, it is left for its owner.
+    // If it is still mounted, the folder is left for the user to remove.
     let _ = fs::remove_dir(&point);
     made
 }
 
 fn fill(options: &BtrfsOptions, image: &Path, point: &Path) -> anyhow::Result<()> {
     let bytes = options.size.get();
-    // Room for metadata, and for small files within it.
+    // Leaves room for metadata, and for small files stored in it.
     File::create(image)?.set_len((bytes * 3 / 2 + (2 << 30)).next_multiple_of(1 << 20))?;
     let path = image.to_str().context("the path is text")?;
     let made = turn(&words("mkfs.btrfs", &["-q", "-f", "-m", "single", "-d", "single", path]));
@@ -73,7 +73,7 @@ fn compare(options: &BtrfsOptions, image: &Path, point: &Path) -> anyhow::Result
     let (point_text, ours) = (point.to_str().context("the path is text")?, options.binary.to_string_lossy());
     let from = format!("if={point_text}/large");
     let (large, small) = (format!("raw:{path}/large"), format!("raw:{path}/small"));
-    // Through a shell, because the output of a turn goes through a pipe, and `dd` has none.
+    // Through a shell, because the output of a turn goes to a pipe, which `dd` does not need.
     let cat = format!("exec '{ours}' fs cat '{large}' >/dev/null");
     let loads = [
         ("one large file", words("dd", &[&from, "of=/dev/null", "bs=1M"]), words("sh", &["-c", &cat]), 0.8),

@@ -1,4 +1,4 @@
-//! Contenders on files: raw ones, and protected volumes.
+//! Contenders on files: raw files and protected volumes.
 
 use std::hint::black_box;
 use std::rc::Rc;
@@ -18,8 +18,8 @@ use crate::setup::{
 
 /// A device whose reads load every byte of the data.
 ///
-/// A raw file as a baseline would return data that no core ever loads, which real users do. The difference shows the
-/// cost of loading the data, before any checksum.
+/// A raw file as the baseline would return data that no core ever loads, although real users load it. The difference
+/// shows the cost of loading the data, without any checksum.
 pub struct Touched<D>(pub D);
 
 impl<D: Device> Device for Touched<D> {
@@ -83,7 +83,7 @@ impl Contender {
         Contender { name, device, _scratch: scratch }.filled(options, prepared).await
     }
 
-    /// All sides have the same data, because disks may treat zeroes specially.
+    /// All contenders have the same data, because disks may treat zeroes specially.
     async fn filled(self, options: &FileOptions, prepared: Prepared) -> anyhow::Result<Contender> {
         if prepared == Prepared::Written {
             self.turn(FILL, Until::Asked(options.blocks() / FILL.blocks), 1).await?;
@@ -113,7 +113,7 @@ impl Contender {
         volume.on_turn.set(false);
     }
 
-    /// The counters of a volume's medium; a raw file has none.
+    /// The counters of a volume's medium; `None` for a raw file.
     pub fn counts(&self) -> Option<&Counts> {
         match &self.device {
             Measured::Raw(_) | Measured::Touched(_) => None,

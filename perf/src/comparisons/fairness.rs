@@ -1,7 +1,7 @@
-//! The latency of one client beside floods of others, on a protected volume in a file.
+//! The latency of one client while others flood the same protected volume, which is in a file.
 //!
-//! Threshold: no request waits more than 20 times its quiet latency, or 100 ms, because of requests of others. A
-//! neighbour reads, writes or flushes one small block after another, alone first and then beside each flood.
+//! Threshold: because of the others' requests, no request waits longer than 20 times its latency without them, or 100
+//! ms. A neighbour reads, writes or flushes one small block after another, first alone and then during each flood.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -18,24 +18,24 @@ use super::options::FileOptions;
 use crate::load;
 use crate::setup::{self, Prepared, Protection};
 
-/// The limit of a wait, whatever the quiet latency.
+/// The limit for a wait, whatever the latency without floods is.
 const MAX_DELAY: Duration = Duration::from_millis(100);
-/// The limit of a wait, as a multiple of the quiet latency.
+/// The limit for a wait, as a multiple of the latency without floods.
 const MAX_RATIO: u32 = 20;
 /// Blocks of a request of a flood: 1 MiB.
 const FLOOD_BLOCKS: u64 = 256;
 /// The pause of the neighbour between two requests.
 const REST: Duration = Duration::from_millis(1);
-/// The duration of a flood before the neighbour is measured.
+/// How long a flood runs before the neighbour is measured.
 const RAMP: Duration = Duration::from_millis(300);
 
 /// The requests of a flood.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Flood {
     Nothing,
-    /// Write Zeroes that may unmap, and writes of the same blocks in between, so that there is data to zero.
+    /// Write Zeroes that may unmap, and writes of the same blocks in between, so that there are data to zero.
     Zero,
-    /// Write Zeroes that keep their space.
+    /// Write Zeroes that keep the space.
     ZeroKept,
     /// Discards, and writes of the same blocks in between.
     Discard,
@@ -87,7 +87,7 @@ async fn all(options: &FileOptions, guard: Protection) -> anyhow::Result<()> {
         }
         let mut cells = Vec::new();
         for (index, (neighbour, _)) in NEIGHBOURS.into_iter().enumerate() {
-            // A new volume for each cell, so that one flood does not affect the next.
+            // Each cell has a new volume, so that one flood does not affect the next.
             let waits = one(options, guard, flood, depth, neighbour).await?;
             let (median, worst) = (waits[waits.len() / 2], waits[waits.len() - 1]);
             if flood == Flood::Nothing {

@@ -1,10 +1,10 @@
 //! The speed of making and checking guards, compared with the memory of the same machine in the same run.
 //!
-//! Thresholds: each CRC reaches at least 90 % of `crc-fast` alone; verifying blocks costs little more than their
-//! checksum; the IP checksum reaches at least 50 GB/s over warm blocks of 4 KiB on a machine with AVX-512. All
-//! contenders of a row alternate in short rounds, and the best round of each counts, so that a disturbance affects all
-//! of them, and a slow period of the machine none. GB are 10^9 bytes of data; tags are not counted. Seconds are CPU
-//! time, so that other tasks do not count.
+//! Thresholds: each CRC reaches at least 90 % of the speed of `crc-fast` alone; verifying blocks costs little more than
+//! computing their checksums; the IP checksum reaches at least 50 GB/s over cached blocks of 4 KiB on a machine with
+//! AVX-512. All contenders of a row alternate in short rounds, and the best round of each is used, so that a
+//! disturbance affects all of them alike, and a slow period of the machine affects none. GB are 10^9 bytes of data;
+//! tags are not counted. Seconds are CPU time, so that other tasks do not count.
 
 use std::fmt;
 use std::hint::black_box;
@@ -23,9 +23,9 @@ use crate::cpu::{Memory, Pass, thread_cpu};
 
 /// Bytes of one checksum.
 const SIZES: [usize; 3] = [512, 4096, 65536];
-/// Bytes that fit into the first-level cache, unless one checksum alone takes more.
+/// Bytes that fit in the first-level cache, unless one checksum alone covers more.
 const WARM_BYTES: usize = 16 << 10;
-/// Bytes that fit into no cache.
+/// Bytes that fit in no cache.
 const COLD_BYTES: usize = 256 << 20;
 /// Turns of each contender.
 const ROUNDS: usize = 9;
@@ -40,9 +40,9 @@ pub struct Speed {
     pub chunk_bytes: usize,
     /// Bytes of the working set.
     pub set_bytes: usize,
-    /// 10^9 bytes a second of CPU time, the best round.
+    /// 10^9 bytes per second of CPU time, in the best round.
     pub gb_s: f64,
-    /// The same as a part of the row's baseline, with its name.
+    /// The same relative to the row's baseline, with its name.
     pub ratio: Option<(f64, &'static str)>,
 }
 
@@ -54,7 +54,7 @@ pub struct Report {
     pub nanoseconds: Vec<(&'static str, f64)>,
 }
 
-/// Measures everything; takes some fifteen seconds.
+/// Measures everything; this takes about fifteen seconds.
 pub fn run() -> anyhow::Result<Report> {
     let memory = Memory::new(COLD_BYTES).context("preparing the working set")?;
     let mut report = Report { speeds: Vec::new(), nanoseconds: Vec::new() };
@@ -72,7 +72,7 @@ pub fn run() -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Alternates the contenders over a set; returns GB of each in a second of CPU time.
+/// Alternates the contenders over a set; returns the GB per second of CPU time of each.
 pub fn race(set_bytes: usize, contenders: &mut [Pass<'_>]) -> Vec<f64> {
     let mut best = vec![f64::INFINITY; contenders.len()];
     for _ in 0..ROUNDS {
@@ -83,7 +83,8 @@ pub fn race(set_bytes: usize, contenders: &mut [Pass<'_>]) -> Vec<f64> {
     best.iter().map(|seconds| set_bytes as f64 / seconds / 1e9).collect()
 }
 
-/// CPU seconds of one pass, averaged over a turn of CPU time. The clock is read rarely enough not to count.
+/// CPU seconds of one pass, averaged over a turn of CPU time. The clock is read so seldom that reading it does not
+/// matter.
 fn turn(pass: &mut Pass<'_>) -> f64 {
     let (start, mut passes) = (thread_cpu(), 0_u32);
     let mut batch = 1;
@@ -105,7 +106,7 @@ fn chunks<'a>(set: &'a [u8], chunk_bytes: usize, checksum: impl Fn(&[u8]) -> u64
     Box::new(move || black_box(set).chunks_exact(chunk_bytes).fold(0, |all, chunk| all ^ checksum(chunk)))
 }
 
-/// Reads every word and does next to nothing with it.
+/// Reads every word and does almost nothing with it.
 fn read(bytes: &[u8]) -> u64 {
     let mut lanes = [0_u64; 16];
     for step in bytes.as_chunks::<128>().0 {
@@ -147,7 +148,7 @@ fn measure_guard(report: &mut Report, set: &[u8], chunk_bytes: usize, kind: Guar
     }
 }
 
-/// Verifying and sealing a set as a run of blocks.
+/// Verifies and makes the tags of a set, as a run of blocks.
 fn whole_tuples(set: &[u8], size: BlockSize, kind: GuardKind) -> [Pass<'_>; 3] {
     let format = PiFormat::with_default_storage_tag(kind, ProtectionType::Type1);
     let mut tags = vec![0; set.len() / size.bytes() * format.tuple_bytes()];
@@ -223,7 +224,7 @@ fn measure_rebase(report: &mut Report, set: &[u8]) {
     }
 }
 
-/// Combinations that depend on each other, like those of one digest.
+/// Combinations that depend on each other, as in one digest.
 fn measure_combine(report: &mut Report) {
     const JOINS: u32 = 1024;
     let crcs: Vec<u32> = (0..JOINS).map(|i| i.wrapping_mul(0x9E37_79B9)).collect();

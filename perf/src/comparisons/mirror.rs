@@ -1,12 +1,12 @@
-//! A mirror of two replicas against the same devices without a mirror, both at once.
+//! A mirror of two replicas, compared with the same devices without a mirror, written at the same time.
 //!
-//! Thresholds: writing to the mirror reaches 90 % of the slower of both replicas while both are written, because a
-//! mirror must do just that. (`in step` writes to both replicas with nothing in between, which shows the cost of each
-//! request's wait for its slower replica.) A Verify of the mirror has both replicas verify at once, so with replicas
-//! that have latencies of their own it takes no longer than one replica by itself for the same blocks, and half as long
-//! as one replica after the other. Replicas are protected volumes in files, which share a disk here; memory in which
-//! every request takes 2 ms, like a remote or slow disk; and plain memory, where all work is on one core: a write to
-//! the mirror is two writes there, so half of one replica is the possible maximum.
+//! Thresholds: writing to the mirror reaches 90 % of the slower replica's rate when both are written at once, because a
+//! mirror must do exactly that. (`in step` writes to both replicas with nothing in between, which shows what it costs
+//! that each request waits for the slower replica.) A Verify of the mirror lets both replicas verify at once. So with
+//! replicas that have their own latencies, it takes no longer than one replica alone for the same blocks, and half as
+//! long as one replica after the other. There are three kinds of replicas: protected volumes in files, which share one
+//! disk here; memory in which every request takes 2 ms, like a remote or slow disk; and plain memory. In the last case
+//! all work is on one core and a write to the mirror is two writes, so half the rate of one replica is the maximum.
 
 use std::rc::Rc;
 
@@ -95,7 +95,7 @@ impl Setup {
             Ok(DynDevice::new("slow", FaultLayer::new(memory, "delay=2ms".parse()?, TurnClock::REAL)))
         };
         let setup = Setup::new([replica()?, replica()?], Vec::new(), Vec::new()).await?;
-        // So few that their CPU time is small compared with the wait.
+        // So few that their CPU time is small compared with the waiting time.
         Ok(Setup { piece: BlockCount::new(32).expect("not zero"), ..setup })
     }
 
@@ -164,7 +164,7 @@ const VERIFY_NAMES: [&str; 4] = ["one replica", "one by one", "both at once", "m
 /// The maximum number of Verify requests of a turn.
 const VERIFIES: u64 = 512;
 
-/// Requests to both replicas at once and nothing else: the minimum cost of a mirror.
+/// Sends requests to both replicas at once and does nothing else: the minimum cost of a mirror.
 struct InStep([DynDevice; 2]);
 
 impl Device for InStep {
@@ -202,8 +202,8 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
     })
 }
 
-/// Measures against a baseline. A device that never waits cannot serve two loads at once: the first would take all the
-/// time.
+/// Measures against a baseline. A device that never waits cannot serve two loads at once, because the first one would
+/// take all the time.
 async fn measure(options: &FileOptions, setup: Setup, baseline: usize, threshold: Option<f64>) -> anyhow::Result<()> {
     let contenders = if baseline == BOTH { vec![BOTH, ALONE, IN_STEP, MIRROR] } else { vec![ALONE, IN_STEP, MIRROR] };
     let names: Vec<String> = contenders.iter().map(|contender| NAMES[*contender].to_owned()).collect();

@@ -1,9 +1,10 @@
-//! Random 4 KiB writes over NVMe/TCP to a mirror and to two volumes at once, served by programs of any version.
+//! Random 4 KiB writes over NVMe/TCP, to a mirror and to two volumes at once, both served by programs of any version.
 //!
-//! The thresholds are those of [`crate::mirror_size`], and that a later program reaches the rates of an earlier one.
-//! Each turn has a server of its own, on one core, so that no contender uses another's time; it ends before the next
-//! one starts. So a mirror begins each turn without dirty regions, and a volume loads its map: the first part of a turn
-//! is printed separately. Bytes are those that the kernel counts for the server's process; none if files are in memory.
+//! The thresholds are those of [`crate::mirror_size`]; in addition, a later program must reach the rates of an earlier
+//! one. Each turn has its own server, on one core, which ends before the next one starts, so that no contender uses
+//! another's time. So in each turn a mirror begins without dirty regions and a volume must load its map; the first part
+//! of a turn is therefore printed separately. Bytes are those that the kernel counts for the server's process, which
+//! are none if the files are in memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ const VOLUMES: usize = 0;
 const MIRROR: usize = 1;
 /// The first part of a turn.
 const FIRST: Duration = Duration::from_secs(1);
-/// The threshold: the smallest part of an earlier program's rate.
+/// The threshold: the smallest fraction of an earlier program's rate.
 const OLD_BAR: f64 = 0.95;
 
 /// One turn.
@@ -70,7 +71,7 @@ fn measure(options: &MirrorSizeOptions, size: ByteCount, depth: u64) -> Result<(
         // Contenders are the volumes and the mirror of the first program, then those of the second, and so on.
         let mut turns: Vec<Option<Turn>> = (0..2 * files.len()).map(|_| None).collect();
         for next in shuffled(turns.len(), &mut rng) {
-            // After the last turn a server is killed: on a large volume a close takes longer than all turns.
+            // After the last turn the server is killed, because closing a large volume takes longer than all turns.
             let end = if number + 1 == u64::from(options.rounds) { Signal::KILL } else { Signal::TERM };
             turns[next] = Some(files[next / 2].turn(next % 2, (load, options.turn()), 2 * number, end)?);
         }
@@ -171,7 +172,7 @@ async fn drive_served(server: &Server, contender: usize, load: Load, time: Durat
     Ok(Turn { first, rest, bytes_a_write })
 }
 
-/// Writes to all devices at once. Returns the requests of the device with the fewest, and those of all.
+/// Writes to all devices at once. Returns the number of requests of the device with the fewest, and of all devices.
 async fn drive_all(
     devices: &[Rc<Gate<NvmeTcpDevice>>],
     load: Load,

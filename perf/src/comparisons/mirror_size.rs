@@ -1,13 +1,14 @@
-//! Random 4 KiB writes to mirrors of different sizes, against two volumes of that size written to at once, without a mirror.
+//! Random 4 KiB writes to mirrors of different sizes, compared with two volumes of that size without a mirror, written
+//! at the same time.
 //!
-//! Thresholds: up to 64 GiB, a mirror of any size reaches at least 70 % of the writes of each of two volumes that are
+//! Thresholds: up to 64 GiB, a mirror of any size reaches at least 70 % of the rate of each of two volumes that are
 //! written side by side on the same disk, with at most 5 % more bytes for each write; and after a crash it compares no
-//! more than its label lists. A mirror waits for a label when it writes to a region for the first time, so its first
-//! turn, which begins without dirty regions, is printed separately.
+//! more than its label lists. A mirror waits for a label write when it writes to a region for the first time, so its
+//! first turn, which begins without dirty regions, is printed separately.
 //!
-//! Volumes are sparse files of the same size. A contender's clock stands still outside its turn. For the crash the
-//! mirror is dropped and reopened on the same volumes, and nothing else is done until all dirty regions are reconciled.
-//! Bytes are counted at the files, but not for volumes of a target on another core.
+//! Volumes are sparse files of the same size. The clock of a contender is stopped outside its turns. To simulate a
+//! crash, the mirror is dropped and reopened on the same volumes, and nothing else is done until all dirty regions are
+//! reconciled. Bytes are counted at the files, except for volumes of a target on another core.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -27,12 +28,12 @@ use crate::remote::{self, Served, Store, View, connect, nsid};
 use crate::report::{Spread, number, shuffled};
 use crate::setup::{OpenVolume, Protection, Scratch, Turn, TurnClock, new_path, open_volume, sparse_volume};
 
-/// The threshold: the smallest part of the rate of each of two volumes.
+/// The threshold: the smallest fraction of the rate of each of two volumes.
 pub const RATE_BAR: f64 = 0.70;
 const IDENTITY: [u8; 16] = *b"a mirror in perf";
 const VOLUMES: usize = 0;
 const MIRROR: usize = 1;
-/// How long the one core of a target and of a host polls before it sleeps.
+/// How long the cores of target and host poll before they sleep.
 const SPIN_US: u32 = 50;
 
 /// Measures everything and prints it.
@@ -51,7 +52,7 @@ pub fn run(options: &MirrorSizeOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The place of four volumes: two by themselves, and two replicas.
+/// Where the four volumes are: two without a mirror, and two replicas.
 struct Setup {
     scratch: Vec<Scratch>,
     place: Place,
@@ -95,7 +96,7 @@ impl Setup {
     }
 }
 
-/// The contenders: each of two volumes, and a mirror of two others.
+/// The contenders: two volumes, and a mirror of two others.
 struct Contenders {
     volumes: [DynDevice; 2],
     replicas: [DynDevice; 2],

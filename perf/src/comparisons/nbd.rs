@@ -1,13 +1,14 @@
-//! Our NBD server over memory on one CPU, a small client on another, and nbdkit and qemu-nbd in the same rounds.
+//! Our NBD server with a device in memory on one CPU, a small client on another, and nbdkit and qemu-nbd in the same
+//! rounds.
 //!
-//! Threshold: for every load, our server completes at least as many requests as either. All three have the same client
-//! (`nbd/client.rs`): one thread, one connection, simple replies. nbdkit serves its memory plugin, qemu-nbd a raw file
-//! on `/dev/shm`; all of them are completely written before. An idle server sleeps, so servers do not disturb each
-//! other.
+//! Threshold: for every load, our server completes at least as many requests as each of the others. All three have the
+//! same client (`nbd/client.rs`): one thread, one connection, simple replies. nbdkit serves its memory plugin, and
+//! qemu-nbd a raw file on `/dev/shm`; all of them are completely written first. An idle server sleeps, so servers do
+//! not disturb each other.
 //!
-//! The CPU time of other processes on the servers' CPU is printed as well: beside a process that always runs, a server
-//! with more threads gets more of the CPU. Then the CPU time per request shows which server is cheaper, and the rates
-//! do not.
+//! The CPU time that other processes use on the servers' CPU is printed as well: beside a process that always runs, a
+//! server with more threads gets a larger share of the CPU. Then the CPU time per request shows which server is
+//! cheaper, and the rates do not.
 
 pub mod client;
 mod servers;
@@ -25,7 +26,7 @@ use crate::report::{Spread, shuffled};
 use client::{Client, Load};
 use servers::Served;
 
-/// The threshold: our rate as a part of each other's.
+/// The threshold: our rate relative to each other server's.
 const THRESHOLD: f64 = 1.0;
 
 const fn small(name: &'static str, write: bool, depth: u32) -> Load {
@@ -51,16 +52,16 @@ const LOADS: &[Load] = &[
 #[derive(Clone, Copy)]
 struct Sample {
     rate: f64,
-    /// Microseconds of CPU time of the server a request.
+    /// Microseconds of the server's CPU time per request.
     server_us: f64,
-    /// The part of the servers' CPU that other processes used.
+    /// The fraction of the servers' CPU that other processes used.
     others: f64,
 }
 
 /// Measures everything and prints it.
 pub fn run(options: &NbdOptions) -> Result<()> {
     let servers = servers::start(options)?;
-    // All threads that this thread starts from here on run on the client's CPU as well.
+    // All threads that this thread starts from now on also run on the client's CPU.
     let mut cpus = CpuSet::new();
     cpus.set(options.client_cpu);
     sched_setaffinity(None, &cpus).context("staying on the client's CPU")?;
@@ -98,7 +99,7 @@ fn turn(served: &Served, client: &mut Client, load: Load, options: &NbdOptions, 
     Ok(Sample { rate: requests as f64 / seconds, server_us: cpu * 1e6 / requests as f64, others: others_s / seconds })
 }
 
-/// Prints rates, and ours as a part of each other's.
+/// Prints rates, and ours relative to each other server's.
 fn print(load: &str, servers: &[Served], rounds: &[Vec<Sample>]) {
     println!("{load}");
     for (index, served) in servers.iter().enumerate() {

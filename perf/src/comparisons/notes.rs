@@ -1,9 +1,10 @@
-//! The cost of writes that survive the death of the process: volumes that note completed writes, against volumes that
-//! keep them in memory alone.
+//! The cost of writes that survive the death of the process: volumes that note completed writes, compared with volumes
+//! that keep them only in memory.
 //!
-//! Threshold: random writes of 4 KiB at a queue depth of 32 lose at most a tenth. All contenders are volumes on files
-//! of one folder, completely written, and alternate; the second of two equal ones, `in memory again`, shows the noise
-//! of the ratios. A flush after every write shows the cost of note pages that a sync writes out with the log.
+//! Threshold: random writes of 4 KiB at a queue depth of 32 lose at most a tenth of their rate. All contenders are
+//! volumes on files in one folder, completely written, and alternate. `in memory again` is identical to another
+//! contender and shows the noise of the ratios. With a flush after every write, the figures show the cost of note pages
+//! that a sync writes along with the log.
 
 use std::rc::Rc;
 

@@ -1,9 +1,10 @@
-//! Our target and our host over loopback, each on one core, and targets of others in the same rounds.
+//! Our target and our host over loopback, each on one core, and other targets in the same rounds.
 //!
-//! Thresholds: tags made by the target cost at most 10 % of the requests per second without any; at any depth, our
-//! target completes as many requests as any other, with the same latency. CPU time is that of the host's thread and of
-//! the target's. An end that polls before it sleeps spends time on polling, so with spare time these figures mean
-//! little (`--spin-us 0` shows the cost of the work alone). Header and data digests are used together.
+//! Thresholds: tags made by the target reduce the requests per second by at most 10 %; at any queue depth, our target
+//! completes as many requests as any other, with the same latency. CPU time is that of the host's thread and of the
+//! target's thread. An end that polls before it sleeps spends CPU time on polling, so when there is spare time these
+//! figures mean little (`--spin-us 0` shows the cost of the work alone). Header and data digests are used together or
+//! not at all.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,9 +24,9 @@ use crate::remote::{self, NQN, Served, Serving, Store, View};
 use crate::report::{Spread, interleaved};
 use crate::setup::{self, Prepared, Protection, Scratch, Turn};
 
-/// The threshold: the part of the requests that remains with tags made by the target.
+/// The threshold: the fraction of the requests per second that remains with tags made by the target.
 const MADE: f64 = 0.9;
-/// Time for a peer to wake up before its turn.
+/// Time that a peer gets to wake up before its turn.
 const WAKE: Duration = Duration::from_millis(20);
 
 const fn small(name: &'static str, write: bool, depth: u64) -> Load {
@@ -51,7 +52,7 @@ const LOADS: &[Load] = &[
     large("write 128 KiB, sequential, QD 32", true, 32),
 ];
 
-/// One side of a comparison. A peer's process is stopped outside its turn.
+/// One side of a comparison. A peer's process is stopped outside its turns.
 struct Side {
     contender: Contender,
     peer: Option<Peer>,
@@ -67,7 +68,7 @@ impl Side {
         Side { contender, peer: None }
     }
 
-    /// The process of a peer, if it is to be stopped between its turns.
+    /// The process of a peer, if it is stopped between its turns.
     fn process(&self) -> Option<&Stopped> {
         self.peer.as_ref()?.process.as_ref()
     }
@@ -87,7 +88,7 @@ impl Side {
     }
 }
 
-/// A stopped process, which continues on request, at the latest when this is dropped.
+/// A stopped process; it continues on request, or at the latest when this is dropped.
 struct Stopped(Pid);
 
 impl Stopped {
@@ -178,7 +179,7 @@ fn switches(names: &[String]) -> anyhow::Result<Vec<bool>> {
     names.iter().map(switch).collect()
 }
 
-/// All of our own contenders: the one without tags first.
+/// All of our own contenders; the one without tags comes first.
 async fn ours(options: &RemoteOptions, serving: &Serving, digests: bool) -> anyhow::Result<Vec<Side>> {
     let mut contenders = Vec::new();
     let wants = |tags: &str| options.tags.iter().any(|wanted| wanted == tags);
@@ -238,7 +239,7 @@ async fn bench(options: RemoteOptions, serving: Serving, digests: bool) -> anyho
     Ok(())
 }
 
-/// Every contender's turns, in a new order each round.
+/// Gives every contender its turn in each round, in a new order each time.
 async fn rounds(options: &RemoteOptions, contenders: &[Side], load: Load) -> anyhow::Result<Vec<Vec<Measured>>> {
     interleaved(
         options.rounds,

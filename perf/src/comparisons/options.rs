@@ -11,7 +11,7 @@ use sealblock_units::{BlockSize, ByteCount};
 
 use crate::setup::Protection;
 
-/// Where, how large and how long, for benchmarks on files.
+/// Folder, size and duration, for benchmarks on files.
 #[derive(Args, Clone)]
 pub struct FileOptions {
     /// Directory of the files, on the file system to be measured. They are removed afterwards.
@@ -32,12 +32,12 @@ pub struct FileOptions {
     /// Only loads whose name contains this.
     #[arg(long, default_value = "")]
     pub only: String,
-    /// Seconds that volumes are left alone before loads that come after idle time.
+    /// Seconds that volumes stay idle before loads that come after idle time.
     #[arg(long, default_value_t = 60.0)]
     pub idle: f64,
 }
 
-/// Sizes of mirrors, and how they are written to.
+/// Sizes of mirrors, and the load on them.
 #[derive(Args, Clone)]
 pub struct MirrorSizeOptions {
     /// Directory of the files, on the file system to be measured. They are sparse, and removed afterwards.
@@ -52,22 +52,22 @@ pub struct MirrorSizeOptions {
     /// Seconds of one turn.
     #[arg(long, default_value_t = 6.0)]
     pub seconds: f64,
-    /// Rounds, in each of which the volumes have a turn and the mirror.
+    /// Rounds, in each of which the volumes and the mirror have one turn.
     #[arg(long, default_value_t = 4)]
     pub rounds: u32,
     /// Guard of the volumes: none, crc16, crc32c, crc64, ip.
     #[arg(long, default_value = "crc32c")]
     pub guard: Protection,
-    /// The same also with all volumes at a target over loopback, on another core.
+    /// Also measure with all volumes at a target on another core, over loopback.
     #[arg(long)]
     pub remote: bool,
-    /// A `sealblock` that serves the volumes and the mirror over NVMe/TCP, in a process of its own; may be given more than once. Nothing else is
-    /// measured then, and the last one given is compared with the first.
+    /// A `sealblock` that serves the volumes and the mirror over NVMe/TCP from its own process; can be repeated. Then
+    /// nothing else is measured, and the last program is compared with the first.
     #[arg(long, value_name = "PROGRAM")]
     pub server: Vec<PathBuf>,
 }
 
-/// How many writes, for the benchmark that counts bytes.
+/// The number of writes, for the benchmark that counts bytes.
 #[derive(Args, Clone)]
 pub struct AmplificationOptions {
     /// Application writes for each line.
@@ -76,10 +76,11 @@ pub struct AmplificationOptions {
     /// Sizes of volumes.
     #[arg(long, value_delimiter = ',', default_value = "256MiB,1GiB,4GiB,16GiB,64GiB,256GiB")]
     pub sizes: Vec<ByteCount>,
-    /// Only these loads, by the number of their line from 1 on; 1 is 32 random writes at a time and no flush, 5 one flushing writer.
+    /// Only these loads, by line number from 1; 1 is 32 random writes at a time without a flush, 5 is one flushing
+    /// writer.
     #[arg(long, value_delimiter = ',')]
     pub loads: Vec<usize>,
-    /// Memory for the tables of each volume; the volume's own default if left out.
+    /// Memory for the tables of each volume [default: the volume's own].
     #[arg(long)]
     pub cache: Option<ByteCount>,
 }
@@ -90,13 +91,14 @@ pub struct RestartOptions {
     /// The `sealblock` that serves.
     #[arg(long, default_value = "target/release/sealblock")]
     pub binary: PathBuf,
-    /// Directory of the volume, which is removed afterwards. What is measured is no disk where it is one in memory.
+    /// Directory of the volume, which is removed afterwards. On a file system in memory, the figures are not those of a
+    /// disk.
     #[arg(long, default_value = "/dev/shm")]
     pub dir: PathBuf,
     /// Bytes of the volume. Its file is sparse.
     #[arg(long, default_value = "64GiB")]
     pub size: ByteCount,
-    /// Random writes before the server is killed, for each line; volumes keep what lines before wrote.
+    /// Random writes before the server is killed, for each line; volumes keep what earlier lines wrote.
     #[arg(long, value_delimiter = ',', default_value = "65536,524288,524288")]
     pub writes: Vec<u64>,
 }
@@ -130,7 +132,7 @@ pub struct BtrfsOptions {
     /// Bytes of the large file.
     #[arg(long, default_value = "2GiB")]
     pub size: ByteCount,
-    /// Small files.
+    /// Number of small files.
     #[arg(long, default_value_t = 200_000)]
     pub files: u64,
     /// Rounds, in each of which both have one turn.
@@ -156,7 +158,7 @@ pub struct RemoteOptions {
     /// Whether header and data digests are used: off, on.
     #[arg(long, value_delimiter = ',', default_value = "off,on")]
     pub digests: Vec<String>,
-    /// Who makes tags: none (there are none), made (the target), host.
+    /// Who makes tags: none (no tags), made (the target), host.
     #[arg(long, value_delimiter = ',', default_value = "none,made,host")]
     pub tags: Vec<String>,
     /// Guards of the tags.
@@ -171,19 +173,20 @@ pub struct RemoteOptions {
     /// CPU of the host.
     #[arg(long, default_value_t = 0)]
     pub host_cpu: usize,
-    /// How long an idle end looks for work before it sleeps, in microseconds.
+    /// How long an idle end polls before it sleeps, in microseconds.
     #[arg(long, default_value_t = 50)]
     pub spin_us: u32,
-    /// Another target to be measured in the same rounds by the same host: ADDR:PORT/NQN.
+    /// Another target, measured in the same rounds by the same host: ADDR:PORT/NQN.
     #[arg(long)]
     pub peer: Vec<Peer>,
-    /// What tables call the peers, in order.
+    /// The names of the peers in tables, in order.
     #[arg(long)]
     pub peer_name: Vec<String>,
-    /// Process of each peer, in order: stopped (SIGSTOP) while it is not its turn, since one that polls leaves the others no CPU.
+    /// Process of each peer, in order. It is stopped (SIGSTOP) outside its turns, because one that polls leaves no CPU
+    /// to the others.
     #[arg(long)]
     pub peer_pid: Vec<i32>,
-    /// Measures nothing, but serves for so many seconds and says where, for other hosts.
+    /// Measure nothing, but serve for this number of seconds and print the address, for other hosts.
     #[arg(long)]
     pub serve: Option<u64>,
     /// Directory of the files and volumes.
@@ -191,7 +194,7 @@ pub struct RemoteOptions {
     pub dir: PathBuf,
 }
 
-/// Where, how large and how long, for NBD.
+/// Folder, size and duration, for NBD.
 #[derive(Args, Clone)]
 pub struct NbdOptions {
     /// Bytes of each device.
@@ -215,12 +218,12 @@ pub struct NbdOptions {
     /// CPU of the client.
     #[arg(long, default_value_t = 0)]
     pub client_cpu: usize,
-    /// How long our server looks for work before it sleeps, in microseconds; `sealblock serve` has 50.
+    /// How long our server polls before it sleeps, in microseconds; in `sealblock serve` it is 50.
     #[arg(long, default_value_t = 50)]
     pub spin_us: u32,
 }
 
-/// A namespace of a foreign target, the only one of its subsystem.
+/// A namespace of another target, the only one of its subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Where it listens.

@@ -1,10 +1,10 @@
 //! The time until a volume is served again after its server was killed, and the memory of the server.
 //!
-//! The server is a process of its own, `sealblock serve` as built, so the figures contain nothing of this process. An
-//! NBD client writes 4 KiB at random and flushes, so the log and the entries for the tables are as full as after that
-//! number of writes; then the server is killed (SIGKILL), and started again. The time is from the start of the process
-//! to the first block read. Beside it are the server's CPU time, which does not grow when other processes use the CPUs,
-//! and a start after a close, without recovery.
+//! The server is `sealblock serve` as built, in its own process, so the figures contain nothing of this process. An NBD
+//! client writes 4 KiB at random and flushes, so that the log and the entries for the tables are as full as after that
+//! number of writes. Then the server is killed (SIGKILL) and started again. The time is from the start of the process
+//! until the first block has been read. Two more figures are printed: the server's CPU time, which does not grow when
+//! other processes use the CPUs, and the time of a start after a close, which needs no recovery.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -69,7 +69,7 @@ fn create(options: &RestartOptions, volume: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Starts a server of the volume, and reads a block; returns the duration.
+/// Starts a server for the volume and reads a block; returns the duration.
 fn start(options: &RestartOptions, volume: &Path) -> Result<(Server, Duration)> {
     let (begun, volume) = (Instant::now(), volume.to_str().context("the folder's name is no text")?);
     let server = Server::start(&options.binary, &["--nbd", "127.0.0.1:0", volume])?;

@@ -3,38 +3,39 @@
 use crate::load::Sample;
 use crate::report::Spread;
 
-/// The turns of all contenders under one load: one list per round, in the order of contenders; the first is the baseline.
+/// The turns of all contenders under one load: one list per round, in the order of contenders; the first is the
+/// baseline.
 #[derive(Default)]
 pub struct Rounds(pub Vec<Vec<Sample>>);
 
 impl Rounds {
-    /// Requests a second.
+    /// Requests per second.
     pub fn rate(&self, contender: usize) -> Spread {
         Spread::of(self.0.iter().map(|round| round[contender].rate()))
     }
 
-    /// The rate as a part of the baseline's in the same round.
+    /// The rate relative to the baseline's in the same round.
     pub fn ratio(&self, contender: usize) -> Spread {
         self.ratio_to(contender, 0)
     }
 
-    /// The rate as a part of another contender's in the same round.
+    /// The rate relative to another contender's in the same round.
     pub fn ratio_to(&self, contender: usize, other: usize) -> Spread {
         Spread::of(self.0.iter().map(|round| round[contender].rate() / round[other].rate()))
     }
 
-    /// MB (10^6 bytes) a second.
+    /// MB (10^6 bytes) per second.
     pub fn megabytes(&self, contender: usize) -> f64 {
         Spread::of(self.0.iter().map(|round| round[contender].bytes as f64 / round[contender].seconds / 1e6)).median
     }
 
-    /// Microseconds of CPU time a request.
+    /// Microseconds of CPU time per request.
     pub fn cpu_us(&self, contender: usize) -> f64 {
         let per_request = |turn: &Sample| turn.cpu_seconds * 1e6 / turn.requests as f64;
         Spread::of(self.0.iter().map(|round| per_request(&round[contender]))).median
     }
 
-    /// Prints one line per contender. `threshold` is the smallest ratio that passes.
+    /// Prints one line per contender. `threshold` is the smallest acceptable ratio.
     pub fn print(&self, load: &str, names: &[String], threshold: Option<f64>) {
         println!("{load}");
         for (contender, name) in names.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! `sealblock serve` in a process of its own, so the figures contain nothing of this process.
+//! `sealblock serve` in its own process, so the figures contain nothing of this process.
 
 use std::fs::read_to_string;
 use std::io::{BufRead, BufReader};

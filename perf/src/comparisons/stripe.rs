@@ -1,9 +1,9 @@
-//! A stripe of two members against both members by themselves, at the same time.
+//! A stripe of two members, compared with both members without a stripe, at the same time.
 //!
-//! Threshold: the stripe reaches 90 % of its members together, on files, which share a disk here, and on two devices
-//! with a speed of their own. The baseline loads both members at once, each with half of the depth; the stripe gets the
-//! whole depth. All work is on one core, so members in memory, which have no latency, show the cost of the layer
-//! itself: no threshold applies there.
+//! Threshold: the stripe reaches 90 % of its two members together, on files, which share a disk here, and on two
+//! devices that each have their own speed. For the baseline, both members are loaded at once, each with half the queue
+//! depth; the stripe gets the whole depth. All work is on one core, so members in memory, which have no latency, show
+//! the cost of the layer itself; no threshold applies to them.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ use crate::report::shuffled;
 use crate::setup::{FILL, Prepared, Protection, Scratch, new_file, new_path};
 
 const THRESHOLD: f64 = 0.90;
-/// Speed of a device with a speed of its own: 256 MiB/s.
+/// The speed of a device with its own speed: 256 MiB/s.
 const PACE: u64 = 256 << 20;
 
 const fn load(name: &'static str, write: bool, blocks: u64, depth: u64) -> Load {
@@ -135,13 +135,13 @@ async fn measure(options: &FileOptions, setup: &Setup, threshold: Option<f64>) -
     Ok(())
 }
 
-/// A device that takes time for every byte, one request after the other, like a separate disk.
+/// A device that takes time for every byte, one request after the other, as a separate disk does.
 ///
-/// Two files on one disk are not faster than one file. Two of these are.
+/// Two files on one disk are not faster than one file, but two of these devices are.
 pub struct Paced<D> {
     inner: D,
     bytes_per_second: u64,
-    /// When all requests until now complete.
+    /// When all requests so far will have completed.
     free: Cell<Instant>,
 }
 

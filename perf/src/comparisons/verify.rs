@@ -1,9 +1,9 @@
-//! Verify of a volume in the page cache, against plain reading of the same file and against memory.
+//! Verify of a volume in the page cache, compared with plain reading of the same file, and with memory.
 //!
-//! Threshold: checking costs no more than reading, so that a scrub of cached data runs at the speed of memory. On one
-//! core and on two: every core opens the volume for itself, read-only and buffered, and verifies its own half. Plain
-//! reading is `pread` of the same file's data in pieces of 1 MiB into one buffer per thread, on as many threads; memory
-//! is reading 256 MiB per thread that no cache holds.
+//! Threshold: checking costs no more than reading, so that a scrub of cached data runs at memory speed. On one core and
+//! on two: each core opens the volume separately, read-only and buffered, and verifies its own half. Plain reading is
+//! `pread` of the same file's data in pieces of 1 MiB, on as many threads, with one buffer per thread; memory is
+//! reading 256 MiB per thread, which fits in no cache.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -29,9 +29,9 @@ use crate::setup::{self, Prepared, Protection, Scratch, Turn, TurnClock};
 
 const PIECE_BYTES: usize = 1 << 20;
 const MEMORY_BYTES: usize = 256 << 20;
-/// A piece of a Verify, in blocks; the volume cuts it into transfers itself.
+/// Blocks of one Verify request; the volume divides it into transfers itself.
 const VERIFY_BLOCKS: u32 = 4096;
-/// The threshold: the part of plain reading's speed, with a margin for the checksums.
+/// The threshold: the fraction of the speed of plain reading, with a margin for the checksums.
 const THRESHOLD: f64 = 0.9;
 
 /// Measures everything and prints it.
@@ -148,7 +148,7 @@ fn read_memory(memory: &[u8], threads: usize) -> Sample {
     watch.stop((memory.len() / PIECE_BYTES) as u64, PIECE_BYTES as u64)
 }
 
-/// Reads every word and does next to nothing with it.
+/// Reads every word and does almost nothing with it.
 fn add_up(bytes: &[u8]) -> u64 {
     let mut lanes = [0_u64; 16];
     for step in bytes.as_chunks::<128>().0 {

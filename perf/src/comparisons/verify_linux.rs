@@ -1,9 +1,10 @@
-//! Verify of targets without seals, a plain file and a loop device, against administrators' tools.
+//! Verify of targets without protection information, a plain file and a loop device, compared with administrators'
+//! tools.
 //!
 //! Threshold: `sealblock verify --mode emulate` takes no longer than `dd iflag=direct bs=1M`, and at most half of its
-//! CPU time for each GiB. All read every byte with direct I/O; `badblocks -sv` is there for comparison. The loop device
-//! uses direct I/O as well. CPU time is that of the processes, as the kernel sums it for ended children, in hundredths
-//! of a second; the kernel's own threads are not included.
+//! CPU time for each GiB. All of them read every byte with direct I/O; `badblocks -sv` is measured only for comparison.
+//! The loop device uses direct I/O as well. CPU time is that of the processes, which the kernel adds up for ended child
+//! processes in hundredths of a second; the kernel's own threads are not included.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -21,7 +22,7 @@ use crate::setup::Scratch;
 
 /// Bytes of one write.
 const PIECE_BYTES: usize = 1 << 20;
-/// Clock ticks of `/proc/PID/stat` in a second: `USER_HZ`, which is 100 on every architecture that this runs on.
+/// Clock ticks per second in `/proc/PID/stat`: `USER_HZ`, which is 100 on every architecture that this runs on.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// One turn.
@@ -46,7 +47,7 @@ pub fn run(options: &VerifyLinuxOptions) -> anyhow::Result<()> {
     }
 }
 
-/// Every byte is written: reserved space is read without the disk.
+/// Every byte is written, because reserved space is read without the disk.
 fn fill(path: &Path, bytes: u64) -> anyhow::Result<()> {
     ensure!(bytes.is_multiple_of(PIECE_BYTES as u64) && bytes > 0, "the size is a multiple of 1 MiB");
     let mut file = File::create(path).with_context(|| format!("making {}", path.display()))?;
@@ -127,7 +128,7 @@ pub(crate) fn turn(words: &[String]) -> anyhow::Result<Turn> {
 /// CPU time of all children that have ended: fields 16 and 17 of `/proc/self/stat`.
 fn children_cpu_seconds() -> anyhow::Result<f64> {
     let stat = fs::read_to_string("/proc/self/stat").context("reading /proc/self/stat")?;
-    // The name of the program, field 2, is in brackets and may have spaces.
+    // The name of the program, field 2, is in parentheses and may contain spaces.
     let (_, fields) = stat.rsplit_once(") ").context("a process has a name")?;
     let ticks = fields.split(' ').skip(13).take(2).map(str::parse::<u64>).sum::<Result<u64, _>>()?;
     Ok(ticks as f64 / TICKS_PER_SECOND)
@@ -146,7 +147,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // If it cannot be detached, it is left for its owner.
+        // If it cannot be detached, it is left for the user.
         let _ = Command::new("losetup").args(["--detach", &self.0]).status();
     }
 }

@@ -1,11 +1,11 @@
-//! A protected volume against a raw file.
+//! A protected volume, compared with a raw file.
 //!
-//! Thresholds: sequential reads and writes of 1 MiB reach 90 % of the raw file's throughput, random reads of 4 KiB 85
-//! %, random writes 75 %. Both sides use the same reactor, gate and file medium, with direct I/O, on files of the same
-//! file system in the same state: every byte written before (`steady`), or only reserved (`first`). The volume's time
-//! includes making the tags of writes and checking those of reads; on both sides it includes a flush at the end of a
-//! turn of writes. A second raw file is treated like a contender and shows the noise of the ratios; a third one's
-//! reader loads the data, as every user of data does.
+//! Thresholds: sequential reads and writes of 1 MiB reach 90 % of the raw file's throughput, random reads of 4 KiB
+//! reach 85 %, and random writes 75 %. Both use the same reactor, gate and file medium, with direct I/O, on files of
+//! the same file system in the same state: every byte was written before (`steady`), or space is only reserved
+//! (`first`). The volume's time includes making the tags of writes and checking those of reads; for both, it includes a
+//! flush at the end of a turn of writes. A second raw file is measured like a contender and shows the noise of the
+//! ratios; the reader of a third one loads the data, as every user of data does.
 
 use std::time::Duration;
 
@@ -46,10 +46,11 @@ const STEADY: &[(Load, f64)] = &[
     (small("write 4 KiB, random, QD 32, flush every 1", true, 32, 1), RANDOM_WRITE),
 ];
 
-/// Overwrites that scatter the blocks of a volume: as many as it has, anywhere.
+/// Random overwrites that scatter the blocks of a volume: as many as it has blocks.
 const SCATTER: Load = small("overwrite", true, 32, 0);
 
-/// Loads on files that were randomly overwritten just before: with their thresholds immediately and after idle time.
+/// Loads on files that were randomly overwritten just before, with their thresholds immediately afterwards and after
+/// idle time.
 const SCATTERED: &[([Load; 2], f64, f64)] = &[
     (
         [
@@ -117,7 +118,7 @@ async fn steady(options: &FileOptions) -> anyhow::Result<()> {
     println!("\nsteady: every byte of every file was written before; {} a file", options.size);
     let contenders = contenders(options, Prepared::Written).await?;
     for counts in contenders.iter().filter_map(Contender::counts) {
-        // The cost of filling is not included in any load.
+        // The cost of filling is part of no load.
         counts.take_sync_ms();
         counts.take_data_write_seconds();
     }
@@ -136,8 +137,8 @@ async fn steady(options: &FileOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// In each round of each of these loads the volumes were randomly overwritten; for the second of a pair they were idle
-/// after that.
+/// In each round, the volumes are randomly overwritten before each of these loads; before the second load of a pair
+/// they are then idle for a while.
 async fn scattered(options: &FileOptions, contenders: &[Contender]) -> anyhow::Result<()> {
     let idle = Duration::from_secs_f64(options.idle);
     for ([at_once, after], first_threshold, second_threshold) in SCATTERED {
@@ -160,13 +161,13 @@ async fn scattered(options: &FileOptions, contenders: &[Contender]) -> anyhow::R
     Ok(())
 }
 
-/// Overwrites the volumes at random, which changes raw files no further. Then leaves the volumes idle.
+/// Overwrites the volumes at random, which changes nothing for raw files. Then leaves the volumes idle.
 async fn scatter(options: &FileOptions, contenders: &[Contender], number: u32, idle: Duration) -> anyhow::Result<()> {
     for contender in contenders.iter().filter(|contender| contender.counts().is_some()) {
         contender.turn(SCATTER, Until::Asked(options.blocks()), u64::from(number) + 1000).await?;
         contender.sleep(idle).await;
     }
-    // This cost is not included in a load.
+    // This cost is part of no load.
     for counts in contenders.iter().filter_map(Contender::counts) {
         counts.take_sync_ms();
         counts.take_data_write_seconds();
@@ -174,7 +175,7 @@ async fn scatter(options: &FileOptions, contenders: &[Contender], number: u32, i
     Ok(())
 }
 
-/// The counters of the volumes' media for a load: syncs, their duration, and the number of concurrent data writes.
+/// The counters of the volumes' media during a load: syncs, their duration, and the number of concurrent data writes.
 fn print_media(contenders: &[Contender], rounds: &Rounds) {
     for (index, contender) in contenders.iter().enumerate() {
         let Some(counts) = contender.counts() else { continue };
@@ -191,7 +192,7 @@ fn print_media(contenders: &[Contender], rounds: &Rounds) {
     }
 }
 
-/// First writes: each round on new files.
+/// First writes, in each round on new files.
 async fn first(options: &FileOptions) -> anyhow::Result<()> {
     let fill = Load { name: "first write 1 MiB, sequential, QD 8", ..FILL };
     let scattered = small("first write 4 KiB, random, QD 32, no flush", true, 32, 0);

@@ -1,17 +1,17 @@
-//! Faults counted: rates with their confidence interval, and whether a count fits an expected rate.
+//! Counted faults: rates with their confidence interval, and whether a count matches an expected rate.
 //!
-//! Injected faults are independent trials, so the count of undetected ones is binomial, and everything here is exact
-//! for that distribution, also with few or no undetected faults. A rate is never shown as 0: none of N is shown as less
-//! than 3/N, the largest rate with a chance of 5 % to see none.
+//! Injected faults are independent trials, so the count of undetected ones has a binomial distribution, and everything
+//! here is exact for that, even with few or no undetected faults. A rate is never shown as 0. If none of N was
+//! undetected, it is shown as less than 3/N, the largest rate with a chance of 5 % that none is undetected.
 
 use statrs::distribution::{Beta, Binomial, ContinuousCDF, DiscreteCDF};
 
-/// The part of all experiments whose interval does not contain the true rate.
+/// The fraction of all experiments whose interval does not contain the true rate.
 const OUTSIDE: f64 = 0.05;
-/// A count does not fit if chance would produce one as far from the expected count in fewer than one of a million
+/// A count does not match if chance would produce one as far from the expected count in fewer than one in a million
 /// cases. A run has a few hundred counts.
 const UNLIKELY: f64 = 1e-6;
-/// Steps until the interval of a rate is far smaller than any rate that this many faults could show.
+/// Enough steps to make the interval far smaller than any rate that this many faults could show.
 const HALVINGS: u32 = 80;
 
 /// The number of undetected faults among the injected ones.
@@ -19,7 +19,7 @@ const HALVINGS: u32 = 80;
 pub struct Count {
     /// Injected faults, each of which changed the block.
     pub trials: u64,
-    /// Those whose guard equals that of the changed block.
+    /// Those whose guard equals the guard of the changed block.
     pub undetected: u64,
 }
 
@@ -30,14 +30,14 @@ impl Count {
         self.undetected += other.undetected;
     }
 
-    /// Undetected faults as a part of all; NaN if there were none.
+    /// Undetected faults as a fraction of all; NaN if there were no faults.
     pub fn rate(self) -> f64 {
         self.undetected as f64 / self.trials as f64
     }
 
     /// The smallest and the largest rate that are compatible with this count, with a confidence of 95 % (Clopper and
-    /// Pearson). If no fault or every one was undetected, one bound is certain, and the whole error probability is on
-    /// the other.
+    /// Pearson). If no fault or every fault was undetected, one bound is certain, and the whole error probability is on
+    /// the other side.
     pub fn interval(self) -> (f64, f64) {
         let (trials, seen) = (self.trials as f64, self.undetected as f64);
         match (self.undetected, self.trials - self.undetected) {

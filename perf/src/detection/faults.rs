@@ -1,10 +1,10 @@
-//! The faults that are injected into a block, drawn from a seed, and the guards that do not detect them.
+//! The faults that are injected into a block, chosen from a seed, and which guards miss them.
 //!
-//! A block is random, and a fault is drawn together with the bits of it that it reads or changes; no other bit matters
-//! (see [`crate::detection::residues`]). Faults of a few bits are drawn anew for each trial. Faults of whole sectors
-//! and blocks change contents of which one word of 64 random bits is renewed for each trial. The residue of such a word
-//! is random in as many bits as a CRC has, whatever is added to it, so the residues of two trials are independent, as
-//! if all of the contents were new. A fault that would change nothing is drawn again.
+//! A block is random. A fault is chosen together with those bits of the block that it reads or changes; no other bit
+//! matters (see [`crate::detection::residues`]). Faults of a few bits are chosen anew for each trial. Faults of whole
+//! sectors and blocks change contents in which one word of 64 random bits is renewed for each trial. The residue of
+//! such a word is random in as many bits as a CRC has, whatever is added to it. So the residues of two trials are
+//! independent, as if the whole contents were new. A fault that would change nothing is chosen again.
 
 use fastrand::Rng;
 use sealblock_integrity::GuardKind;
@@ -13,9 +13,9 @@ use super::residues::{BitResidues, Change, ONES, Residues, Shifts};
 
 /// Bytes of a sector.
 pub const SECTOR_BYTES: usize = 512;
-/// The longest run of words that turns from zeroes into ones.
+/// The longest run of words that change from zeroes to ones.
 pub const ONES_WORDS: usize = 8;
-/// Bits of a short lost run.
+/// Bits in a short lost run.
 pub const LOST_BITS: usize = 128;
 const WORD_BITS: usize = 16;
 
@@ -28,7 +28,7 @@ pub enum Fault {
     Burst(usize),
     /// Two different words of 16 bits have changed places.
     SwappedWords,
-    /// 16 bytes at a multiple of two read as zeroes.
+    /// 16 bytes at an even offset read as zeroes.
     LostBytes,
     /// One to eight words of zeroes read as FFFFh, or the other way round.
     ZeroesAsOnes,
@@ -53,8 +53,8 @@ impl Fault {
         all
     }
 
-    /// The changes of a fault of a few bits in a block of this many bits, and their number; `None` for a fault of whole
-    /// sectors or blocks.
+    /// The changes of a fault of a few bits in a block of this many bits, and how many there are; `None` for a fault of
+    /// whole sectors or blocks.
     fn changes(self, bits: usize, rng: &mut Rng) -> Option<([Change; 3], usize)> {
         let mut changes = [Change::default(); 3];
         let run = |start: usize, width: usize, before: u128, after: u128| Change { start, width, before, after };
@@ -133,7 +133,7 @@ impl Fault {
 /// For each guard, in the order of [`GuardKind::ALL`], whether it missed a fault.
 pub type Unseen = [bool; GuardKind::ALL.len()];
 
-/// The guards that miss a difference of the CRCs and of the sums of words, for data other than zeroes.
+/// Which guards miss this difference of the CRCs and of the sums of words, for data that are not all zeroes.
 fn unseen(residues: Residues, growth: u64) -> Unseen {
     GuardKind::ALL.map(|kind| residues.of(kind).map_or(growth.is_multiple_of(ONES), |difference| difference == 0))
 }
@@ -143,7 +143,7 @@ pub struct Injector<'a> {
     fault: Fault,
     tables: &'a Tables,
     rng: Rng,
-    /// The contents of faults with two sides: the swapped sectors, or the present data and the right ones.
+    /// The contents of faults with two parts: the swapped sectors, or the present and the right data.
     contents: [Contents; 2],
 }
 
@@ -207,7 +207,7 @@ impl<'a> Injector<'a> {
         let part = self.rng.usize(..shifts.parts());
         let mut unseen = unseen(shifts.to_part(part, lost.residues), lost.sum);
         if shifts.parts() == 1 {
-            // Only zeroes are left, whose sum is 0 and not a multiple of FFFFh.
+            // Only zeroes remain, whose sum is 0 and not a multiple of FFFFh.
             let is_seen = |kind: GuardKind| kind == GuardKind::IpChecksum;
             GuardKind::ALL.iter().zip(&mut unseen).for_each(|(kind, unseen)| *unseen &= !is_seen(*kind));
         }
@@ -241,7 +241,7 @@ impl Contents {
         contents
     }
 
-    /// Draws the oldest word again.
+    /// Replaces the oldest word by a new random one.
     fn renew(&mut self, table: &BitResidues, rng: &mut Rng) {
         let new = rng.u64(..);
         let old = std::mem::replace(&mut self.words[self.next], new);
@@ -252,7 +252,7 @@ impl Contents {
     }
 }
 
-/// Draws until there is a value.
+/// Draws random values until one is usable.
 fn drawn<T>(mut draw: impl FnMut() -> Option<T>) -> T {
     loop {
         if let Some(drawn) = draw() {

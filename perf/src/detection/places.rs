@@ -1,9 +1,9 @@
-//! Whole blocks in the wrong place or of the wrong time: their guard is right, so only the reference tag can detect
+//! Whole blocks in the wrong place or from the wrong time: their guard is right, so only the reference tag can reveal
 //! them.
 //!
-//! Unlike faults within a block, these blocks are actually sealed and verified, twice: once with a check of the guard
-//! alone, once of guard and reference tag as a read of Type 1 checks them. Addresses are random 32-bit numbers, the
-//! size of the reference tag of a 16-bit guard: no such tag detects a block that is misdirected by a multiple of 2^32
+//! Unlike for faults within a block, tags are actually made and verified here, twice: once with a check of the guard
+//! alone, and once of guard and reference tag, as for a read of Type 1. Addresses are random 32-bit numbers, the size
+//! of the reference tag beside a 16-bit guard; no such tag reveals a block that is misdirected by a multiple of 2^32
 //! blocks.
 
 use fastrand::Rng;
@@ -19,7 +19,7 @@ pub enum Displaced {
     Swapped,
     /// A write for another block was stored here, with its tag.
     Misdirected,
-    /// The last write was lost, so the previous version is there, with its tag.
+    /// The last write was lost, so the previous version is there, with its own tag.
     Stale,
 }
 
@@ -36,7 +36,7 @@ impl Displaced {
         }
     }
 
-    /// The theoretical undetected part, with the guard alone and with the reference tag.
+    /// The fraction that theory says stays undetected, with the guard alone and with the reference tag.
     pub fn theory(self) -> (f64, f64) {
         match self {
             Displaced::Swapped | Displaced::Misdirected => (1.0, 0.0),
@@ -64,7 +64,7 @@ pub fn inject(displaced: Displaced, kind: GuardKind, size: BlockSize, trials: u6
         let here = u64::from(rng.u32(..));
         let elsewhere = u64::from((here as u32).wrapping_add(rng.u32(1..)));
         let [first, second] = &mut written;
-        // The content that is read at each address.
+        // What is read at each address.
         let reads: [(&Written, u64); 2] = match displaced {
             Displaced::Swapped => {
                 first.write(here, &mut rng);

@@ -1,13 +1,15 @@
-//! What a change of a block changes in its guards, without computing a guard of the block.
+//! How a change of a block changes its guards, without computing a guard of the block.
 //!
-//! A CRC is linear: the CRCs of a block and of the changed block differ by the CRC (with nothing preset) of the bits that differ, whatever the block
-//! holds besides. So the difference of two CRCs is the sum of one residue for each bit that differs, out of a table. A fault goes undetected if the
-//! sum is 0. The Internet checksum is a sum of 16-bit words modulo FFFFh, so only the difference of the words' sum counts, and that depends on what
-//! was there before. All-zero data are the one exception: their sum is another zero than FFFFh, and faults that make such a block are told apart by
-//! whoever injects them.
+//! A CRC is linear: the CRCs of a block and of the changed block differ by the CRC (without a preset value) of the bits
+//! that differ, whatever else the block contains. So the difference of two CRCs is the sum of one residue, taken from a
+//! table, for each bit that differs. A fault goes undetected if the sum is 0. The Internet checksum is a sum of 16-bit
+//! words modulo FFFFh, so only the difference of the words' sums matters, and that depends on the previous content.
+//! All-zero data are the one exception: their sum is 0 instead of FFFFh. The code that injects faults must detect those
+//! that produce such a block.
 //!
-//! Bits are numbered in the order in which a guard takes them in: CRC-16 and the words of the Internet checksum begin with the most significant
-//! bit of each byte, CRC-32C and CRC-64 with the least. A burst is a run in that order. The theory of bursts speaks of this order only.
+//! Bits are numbered in the order in which a guard processes them: CRC-16 and the words of the Internet checksum begin
+//! with the most significant bit of each byte, CRC-32C and CRC-64 with the least significant one. A burst is a run of
+//! bits in that order. The theory of bursts applies only to this order.
 
 use sealblock_integrity::combine::{Combiner, Crc16, Crc32c, Crc64};
 use sealblock_integrity::{GuardKind, guard};
@@ -59,8 +61,8 @@ pub struct Change {
 impl Change {
     /// The change of the sum of the block's words, modulo FFFFh.
     pub fn growth(&self) -> u64 {
-        // Each following bit weighs half of the one before; modulo FFFFh, this also holds from the last bit of a word
-        // to the first one of the next.
+        // Each following bit weighs half as much as the one before; modulo FFFFh this also holds from the last bit of a
+        // word to the first bit of the next.
         let last = 15 - (self.start + self.width - 1) % 16;
         let sum = |bits: u128| (0..8).map(|word| u64::from((bits >> (word * 16)) as u16)).sum::<u64>();
         let growth = sum(self.after) + 8 * ONES - sum(self.before);
@@ -68,7 +70,7 @@ impl Change {
     }
 }
 
-/// For tests that compare with fully computed blocks.
+/// Used by tests that compare with completely computed blocks.
 #[cfg(test)]
 impl Change {
     /// Makes the change in a block whose bits have this order.
@@ -122,7 +124,7 @@ impl BitOrder {
 pub struct BitResidues(Vec<Residues>);
 
 impl BitResidues {
-    /// For blocks of this size: each single bit goes through the plain guards.
+    /// For blocks of this size; computes the guards of each single bit.
     pub fn new(block_bytes: usize) -> BitResidues {
         let mut block = vec![0; block_bytes];
         let unchanged = GuardKind::ALL.map(|kind| guard::compute(kind, &block));
@@ -157,7 +159,7 @@ impl BitResidues {
     }
 }
 
-/// Moves a change to an earlier place in the block, by whole parts of equal length.
+/// Moves a change to an earlier place in the block, by a number of parts of equal length.
 pub struct Shifts(Vec<(Combiner<Crc16>, Combiner<Crc32c>, Combiner<Crc64>)>);
 
 impl Shifts {
@@ -172,7 +174,7 @@ impl Shifts {
         self.0.len()
     }
 
-    /// The difference of a change of the last part if it were in part `part` instead, counted from 0.
+    /// The difference of a change of the last part, as if it were in part `part`, counted from 0.
     pub fn to_part(&self, part: usize, last: Residues) -> Residues {
         let (crc16, crc32c, crc64) = &self.0[self.0.len() - 1 - part];
         let value = |kind: GuardKind| last.of(kind).unwrap_or(0);
@@ -219,7 +221,7 @@ mod tests {
     #[test]
     fn the_sum_of_the_words_grows_by_what_is_said() {
         let mut rng = Rng::with_seed(2);
-        // The guard is the inverted sum; both zeroes are 0 modulo FFFFh.
+        // The guard is the inverted sum; both representations of zero are 0 modulo FFFFh.
         let sum = |block: &[u8]| (ONES - guard::compute(GuardKind::IpChecksum, block)) % ONES;
         for _ in 0..500 {
             let change = random_change(&mut rng, 4096);

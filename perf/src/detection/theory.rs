@@ -1,10 +1,12 @@
-//! The theoretical rate of faults that guards do not detect, on random data.
+//! The theoretical rate of faults that guards miss, on random data.
 //!
-//! A CRC of `n` bits does not see an error if its polynomial divides that of the error. So it sees every error of one bit, every burst of up to `n`
-//! bits, and every error of two bits that are closer than the order of x modulo the polynomial; of longer bursts, in which every pattern is as likely as
-//! any other, it misses one in 2^n. Units that change places make an error (x^d + 1) times the difference of the units, so what divides
-//! both x^d + 1 and the polynomial makes the CRC so much weaker. The Internet checksum adds up words modulo FFFFh: bit `i` of a word weighs 2^i, with the
-//! sign of the change. The polynomials here are those of the specifications and not those that the guards were built with.
+//! A CRC of `n` bits misses an error exactly if its polynomial divides that of the error. So it detects every error of
+//! one bit, every burst of up to `n` bits, and every error of two bits that are closer than the order of x modulo the
+//! polynomial. Of longer bursts, in which every pattern is equally likely, it misses one in 2^n. Units that change
+//! places make an error of (x^d + 1) times the difference of the units. So any common divisor of x^d + 1 and the
+//! polynomial makes the CRC that much weaker. The Internet checksum adds up words modulo FFFFh: bit `i` of a word
+//! counts as 2^i, with the sign of the change. The polynomials here are taken from the specifications, not from the
+//! code of the guards.
 
 use std::collections::HashMap;
 
@@ -15,10 +17,10 @@ use super::residues::ONES;
 
 const WORD_BITS: usize = 16;
 
-/// A polynomial over the field of two elements, bit `i` for x^i.
+/// A polynomial over the field with two elements; bit `i` stands for x^i.
 type Polynomial = u128;
 
-/// The part of faults of this kind that a guard does not detect in blocks of this size.
+/// The fraction of faults of this kind that a guard misses in blocks of this size.
 pub fn undetected(kind: GuardKind, fault: Fault, block_bytes: usize) -> f64 {
     match polynomial(kind) {
         Some(polynomial) => crc(polynomial, fault, block_bytes * 8),
@@ -55,7 +57,7 @@ fn remainder(mut value: Polynomial, modulus: Polynomial) -> Polynomial {
     value
 }
 
-/// The degree of the greatest common divisor of both polynomials; that of the other one if one is 0.
+/// The degree of the greatest common divisor of both polynomials; if one is 0, the degree of the other.
 fn common_degree(mut a: Polynomial, mut b: Polynomial) -> u32 {
     while b != 0 {
         (a, b) = (b, remainder(a, b));
@@ -68,7 +70,7 @@ fn powers(modulus: Polynomial) -> impl Iterator<Item = Polynomial> {
     std::iter::successors(Some(1), move |power| Some(times_x(*power, modulus)))
 }
 
-/// The part of all non-zero patterns of this many bits that a polynomial of this degree divides.
+/// The fraction of all non-zero patterns of this many bits that a polynomial of this degree divides.
 fn multiples(bits: u32, degree: u32) -> f64 {
     match bits.checked_sub(degree) {
         None | Some(0) => 0.0,
@@ -81,7 +83,7 @@ fn crc(polynomial: Polynomial, fault: Fault, bits: usize) -> f64 {
     match fault {
         Fault::Flips(2) => pairs(polynomial, bits) / choose(bits, 2),
         Fault::Flips(3) => triples(polynomial, bits) / choose(bits, 3),
-        // One bit is x^n, which no such polynomial divides.
+        // One wrong bit is x^n, which no such polynomial divides.
         Fault::Flips(_) => 0.0,
         Fault::Burst(burst) => multiples(burst as u32, width),
         Fault::SwappedWords => {
@@ -105,7 +107,7 @@ fn choose(count: usize, of: usize) -> f64 {
     (0..of).map(|taken| (count - taken) as f64 / (taken + 1) as f64).product()
 }
 
-/// Pairs of bits whose difference the polynomial divides.
+/// Pairs of bits whose sum the polynomial divides.
 fn pairs(polynomial: Polynomial, bits: usize) -> f64 {
     let distances = powers(polynomial).take(bits).enumerate().skip(1).filter(|(_, power)| *power == 1);
     distances.map(|(distance, _)| (bits - distance) as f64).sum()
@@ -113,7 +115,7 @@ fn pairs(polynomial: Polynomial, bits: usize) -> f64 {
 
 /// Triples of bits whose sum the polynomial divides: x^0 + x^i + x^j at each position where they fit.
 fn triples(polynomial: Polynomial, bits: usize) -> f64 {
-    // How many powers equal this one.
+    // For each power, at how many places it occurs.
     let mut places: HashMap<Polynomial, usize> = HashMap::new();
     let mut found = 0.0;
     for (last, power) in powers(polynomial).take(bits).enumerate().skip(1) {
@@ -124,8 +126,8 @@ fn triples(polynomial: Polynomial, bits: usize) -> f64 {
     found
 }
 
-/// The average missed part over all pairs of units that change places, if this part of the polynomial also divides
-/// x^d + 1.
+/// The fraction that is missed, averaged over all pairs of units that change places; `missed` gives it for the degree
+/// of the common divisor of x^d + 1 and the polynomial.
 fn swapped(polynomial: Polynomial, unit_bits: usize, units: usize, missed: impl Fn(u32) -> f64) -> f64 {
     let steps = powers(polynomial).step_by(unit_bits).take(units).enumerate().skip(1);
     let of_distance = |(distance, power): (usize, Polynomial)| {
@@ -139,16 +141,16 @@ fn internet_checksum(fault: Fault, bits: usize) -> f64 {
     match fault {
         Fault::Flips(count) => flips(count, bits / WORD_BITS),
         Fault::Burst(burst) => bursts(burst),
-        // Words that change places leave their sum unchanged, and FFFFh is 0.
+        // Words that change places leave the sum unchanged, and adding FFFFh is adding 0.
         Fault::SwappedWords | Fault::SwappedSectors | Fault::ZeroesAsOnes => 1.0,
-        // A block of zeroes has the other zero as its sum.
+        // The sum of a block of zeroes is the other representation of zero.
         Fault::LostSector if bits == SECTOR_BYTES * 8 => 0.0,
-        // The sum of several random words is any number modulo FFFFh, with equal probability to within 2^-100.
+        // The sum of several random words is any number modulo FFFFh, with equal probability up to 2^-100.
         Fault::LostBytes | Fault::LostSector | Fault::OtherData => 1.0 / ones,
     }
 }
 
-/// For flips of this number of bits in this number of words: all weights of the bits, with all signs.
+/// For flips of this number of bits in this number of words: sums over all weights of the bits, with all signs.
 fn flips(count: usize, words: usize) -> f64 {
     let mut missed = 0.0;
     for combination in 0..32_usize.pow(count as u32) {
@@ -169,8 +171,8 @@ fn flips(count: usize, words: usize) -> f64 {
     missed / (0..count).map(|taken| 2.0 * (words * WORD_BITS - taken) as f64).product::<f64>()
 }
 
-/// For bursts of up to this many bits: the probability of each difference, bit by bit. Each bit stays unchanged with
-/// probability one half, and grows or shrinks with one quarter.
+/// For bursts of up to this many bits: the probability of each difference, computed bit by bit. Each bit stays
+/// unchanged with a probability of one half, and increases or decreases with one quarter each.
 fn bursts(bits: usize) -> f64 {
     let modulus = ONES as usize;
     let mut chances = vec![0.0; modulus];
@@ -199,7 +201,8 @@ mod tests {
 
     #[test]
     fn guards_have_the_polynomials_of_the_specifications() {
-        // The last bit of a message is x^0, and its remainder, shifted by the width, the polynomial without its highest power.
+        // The last bit of a message is x^0; its remainder, shifted by the width, is the polynomial without its highest
+        // power.
         let difference = |kind, bit: u8| guard::compute(kind, &[bit; 1]) ^ guard::compute(kind, &[0; 1]);
         let low = |kind: GuardKind| polynomial(kind).unwrap() as u64;
         assert_eq!(difference(GuardKind::Crc16, 1), low(GuardKind::Crc16) & 0xFFFF);
@@ -222,10 +225,11 @@ mod tests {
                 assert!(is_near(undetected(kind, Fault::OtherData, bytes), 2.0_f64.powi(-(width as i32))));
             }
         }
-        // x + 1 divides the polynomial of CRC-32C, so it sees every odd number of wrong bits; that of CRC-16 it does not divide.
+        // x + 1 divides the polynomial of CRC-32C, so it detects every odd number of wrong bits; it does not divide the
+        // polynomial of CRC-16.
         assert_eq!(undetected(GuardKind::Crc32c, Fault::Flips(3), 4096), 0.0);
         assert!(undetected(GuardKind::Crc16, Fault::Flips(3), 512) > 0.0);
-        // For the same reason it is half as good at units that change places.
+        // For the same reason it is only half as good at detecting units that change places.
         assert!(is_near(undetected(GuardKind::Crc32c, Fault::SwappedSectors, 4096), 2.0_f64.powi(-31)));
         assert!(is_near(undetected(GuardKind::Crc16, Fault::SwappedSectors, 4096), 2.0_f64.powi(-16)));
     }
@@ -244,7 +248,7 @@ mod tests {
         assert_eq!(common_degree(0b1001, 0b11), 1);
     }
 
-    /// All errors in two words with all data before, if `is_error` accepts the pattern.
+    /// Counts all errors in two words with all previous data, if `is_error` accepts the pattern.
     fn internet_checksum_of_all(bits: u32, is_error: impl Fn(u32) -> bool) -> f64 {
         let (mut missed, mut all) = (0_u64, 0_u64);
         let sum = |value: u32| (value & 0xFFFF) + (value >> 16);
@@ -259,11 +263,12 @@ mod tests {
 
     #[test]
     fn sums_counted_bit_by_bit_agree() {
-        // The low 12 bits never carry, so no burst among them is missed; from 16 bits on one is, all of which flip the same way.
+        // The low 12 bits never carry, so no burst among them is missed; from 16 bits on, a burst is missed if all bits
+        // flip in the same direction.
         assert_eq!(internet_checksum_of_all(12, |error| error != 0), 0.0);
         assert!(bursts(12).abs() < 1e-15, "{}", bursts(12));
         assert!(is_near(bursts(16), 2.0 * 2.0_f64.powi(-16) / 65535.0), "{}", bursts(16));
-        // Two bits in one column of two words are missed if one was set and the other was not.
+        // Two bits in the same column of two words are missed if one was set and the other was not.
         assert!(is_near(flips(2, 2), 16.0 / choose(32, 2) / 2.0), "{}", flips(2, 2));
         assert!((flips(2, 2048) - 0.0312).abs() < 1e-4, "{}", flips(2, 2048));
         assert_eq!(flips(1, 256), 0.0);

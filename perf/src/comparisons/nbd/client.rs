@@ -19,12 +19,12 @@ const FLUSH: u16 = 3;
 /// The time limit for a reply.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What is asked.
+/// The requests of a load.
 #[derive(Clone, Copy)]
 pub struct Load {
     /// Its name in tables.
     pub name: &'static str,
-    /// Whether it writes.
+    /// True if it writes.
     pub write: bool,
     /// Bytes of one request.
     pub bytes: usize,
@@ -54,7 +54,7 @@ impl Client {
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).context("the greeting")?;
         ensure!(&greeting[..16] == b"NBDMAGICIHAVEOPT", "this is no NBD server");
-        // Fixed newstyle without zeroes, then EXPORT_NAME.
+        // The handshake: fixed newstyle without zeroes, then EXPORT_NAME.
         let ask = [&[0, 0, 0, 3], &b"IHAVEOPT"[..], &1u32.to_be_bytes(), &(export.len() as u32).to_be_bytes()].concat();
         stream.write_all(&[&ask[..], export.as_bytes()].concat())?;
         let mut about = [0; 10];
@@ -64,7 +64,7 @@ impl Client {
         Ok(Client { stream, size, out: Vec::new(), input: vec![0; 2 << 20], filled: 0, data })
     }
 
-    /// Writes all blocks once: memory that was never written costs nothing to read.
+    /// Writes all blocks once, because reading memory that was never written costs nothing.
     pub fn fill(&mut self) -> Result<()> {
         let bytes = self.data.len();
         for offset in (0..self.size).step_by(bytes) {
@@ -76,7 +76,7 @@ impl Client {
         Ok(())
     }
 
-    /// Keeps requests in flight until the end of the turn, then waits for the last; returns their number and the
+    /// Keeps requests in flight until the turn ends, then waits for the last ones; returns their number and the
     /// duration.
     pub fn drive(&mut self, load: Load, until: Until, seed: u64) -> Result<(u64, Duration)> {
         let (kind, reply_bytes) = if load.write { (WRITE, 0) } else { (READ, load.bytes) };
@@ -110,7 +110,7 @@ impl Client {
         Ok((answered, begun.elapsed()))
     }
 
-    /// Flushes.
+    /// Sends a flush.
     pub fn sync(&mut self) -> Result<()> {
         self.ask(FLUSH, 0, 0);
         self.flush()?;

@@ -1,4 +1,4 @@
-//! The servers: ours in this process, the others as processes of their own, all on one CPU.
+//! The servers: ours in this process, the others in their own processes, all on one CPU.
 
 use std::fs::{File, read_to_string};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -63,17 +63,18 @@ impl Drop for Served {
     }
 }
 
-/// Seconds that a CPU was not idle, for any process, since the system started; to a hundredth, the unit of Linux.
+/// Seconds since the system started in which a CPU was not idle, for any process; accurate to a hundredth, the unit of
+/// Linux.
 pub fn busy_seconds(cpu: usize) -> Result<f64> {
     let (stat, name) = (read_to_string("/proc/stat")?, format!("cpu{cpu} "));
     let line =
         stat.lines().find_map(|line| line.strip_prefix(&name)).with_context(|| format!("there is no CPU {cpu}"))?;
-    // User, nice, system, idle, I/O wait, interrupts (two kinds), stolen; the later fields are included in these.
+    // User, nice, system, idle, I/O wait, interrupts (two kinds), stolen; later fields are already included in these.
     let times = line.split_whitespace().take(8).map(str::parse::<f64>).collect::<Result<Vec<_>, _>>()?;
     Ok(times.iter().enumerate().filter(|(index, _)| ![3, 4].contains(index)).map(|(_, time)| time / 100.0).sum())
 }
 
-/// Starts ours first, then the installed ones of the others; prints which are missing.
+/// Starts ours first, then the others that are installed; prints which are missing.
 pub fn start(options: &NbdOptions) -> Result<Vec<Served>> {
     let mut servers = vec![ours(options)?];
     let size = options.size.get();
@@ -130,7 +131,7 @@ fn is_there(name: &str) -> bool {
     found
 }
 
-/// A free port. Another process may take it before the server does.
+/// Finds a free port. Another process may take it before the server does.
 fn free_port() -> Result<u16> {
     match TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port() {
         0 => bail!("the system gives no port"),
