@@ -1,9 +1,10 @@
-//! `cargo xtask check`: the steps, in their order, cheap ones first.
+//! `cargo xtask check`: the steps in their order, cheap ones first.
 //!
-//! Everything that runs is built once, in the dev profile and for all packages together: with `--package`, Cargo chooses other
-//! features of what they share and builds that again. What needs no programs, or only programs, runs at the lowest priority
-//! beside the steps that wait for the clock, so that no core is idle. A step that passed with the same [`inputs`](crate::inputs) is left out,
-//! and each test of conformance runs on one kernel, by turns; both are said, and both can be switched off.
+//! Everything that runs is built once, in the dev profile and for all packages together. With `--package`, Cargo would
+//! choose other features of shared dependencies and build these again. Steps that need no programs, or nothing else,
+//! run at the lowest priority beside the steps that mostly wait, so that no core is idle. A step that already passed
+//! with the same [`inputs`](crate::inputs) is skipped, and each conformance test runs on one kernel, which changes with
+//! each commit. Both are printed, and both can be switched off.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,67 +17,69 @@ use crate::test_output::{self, TestTime};
 use crate::workspace::{self, Workspace};
 use crate::{circles, dependencies, doctests, fuzz, links, package, sizes};
 
-/// The cargo-deny that the check builds for itself, once, into the target folder: 70 seconds of one core.
+/// The cargo-deny that the check builds for itself, once, in the target folder; this takes 70 seconds of one core.
 const CARGO_DENY: &str = "0.20.2";
-/// What cargo-deny looks at. Not advisories: their database is a Git repository elsewhere, and the check must give the
-/// same answer where only the package registry can be reached. `cargo deny check advisories` checks them by hand.
+/// What cargo-deny checks. Advisories are not checked: their database is a Git repository elsewhere, and the check must
+/// give the same result where only the package registry can be reached. `cargo deny check advisories` checks them
+/// manually.
 const DENY_CHECKS: [&str; 3] = ["licenses", "bans", "sources"];
-/// It connects stock Linux kernels as hosts to `sealblock serve`.
+/// The program that connects stock Linux kernels as hosts to `sealblock serve`.
 const CONFORMANCE: &str = "sealblock-conformance";
 const SIMULATOR: &str = "sealblock-simulator";
-/// Seeds of the short simulation.
+/// The number of seeds of the short simulation.
 const SIMULATION_SEEDS: &str = "400";
-/// Seeds of mirrors, which take longer each.
+/// The number of seeds for mirrors, which take longer each.
 const MIRROR_SEEDS: &str = "60";
-/// Seeds of walks through the histories of mirrors.
+/// The number of seeds for walks through the histories of mirrors.
 const WALK_SEEDS: &str = "100";
-/// In the suite's last line, before the kernels that could not be fetched.
+/// The text in the suite's last line before the kernels that could not be fetched.
 const WITHOUT: &str = ", without ";
-/// It damages volumes: each region, by each kind of corruption, in each state.
+/// The program that damages volumes: each region, by each kind of corruption, in each state.
 const FRAGILITY: &str = "sealblock-fragility";
-/// Trials of the short runs; the tables in docs/formats are from more.
+/// The number of trials in the short runs; the tables in docs/formats are from more trials.
 const FRAGILITY_TRIALS: &str = "1824";
 const FRAGILITY_GROUP_TRIALS: &str = "480";
-/// How many tests are shown with their times.
+/// The number of tests that are listed with their times.
 const SHOWN_TESTS: usize = 10;
 
-/// Programs that tests of Btrfs need, and the library that they need beside those of every system.
+/// Packages with programs that the Btrfs tests need, and with a library that is not on every system.
 const BTRFS_PACKAGES: [&str; 2] = ["btrfs-progs", "liblzo2-2"];
 
-/// Steps beside all others: they build nothing of this workspace, whose builds exclude each other.
+/// Steps that run beside all others: they build nothing in this workspace, where only one build can run at a time.
 const BESIDE_BUILDS: [&str; 1] = ["deny"];
-/// Steps beside the tests and the guests. The first three need nothing but programs, so they build nothing while Cargo still
-/// looks at the tests.
+/// Steps that run beside the tests and the guests. The first three need only programs, so they build nothing while
+/// Cargo is still preparing the tests.
 const BESIDE_TESTS: [&str; 6] = ["simulation", "fragility", "package", "docs", "fuzz", "doctests"];
 /// Steps that run programs of this workspace.
 const WITH_PROGRAMS: [&str; 5] = ["btrfs-progs", "conformance", "simulation", "fragility", "package"];
 
-/// Which steps to run.
+/// Which steps run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Selection {
     /// All of them.
     All,
-    /// Those that do not look at dependencies, documentation and crashes.
+    /// All except those for dependencies, documentation and crashes.
     Fast,
-    /// Those that are named, in the order of the check, and what they need before them.
+    /// The named ones, in the order of the check, and the steps that they need.
     Named,
-    /// Those that are named, for another run of the check that has built what they need.
+    /// The named ones, started by another run of the check that has built what they need.
     Beside,
 }
 
-/// What was asked for.
+/// The requested check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request<'a> {
     selection: Selection,
     names: Vec<&'a str>,
-    /// No step is left out because it passed before.
+    /// True if no step is skipped because it passed before.
     all: bool,
-    /// Each kernel gets every test that it can do.
+    /// True if each kernel runs every test that it supports.
     every_kernel: bool,
 }
 
 impl<'a> Request<'a> {
-    /// Reads the words behind `check`; nothing if one is unknown. Whether each name is a step is found when they have run.
+    /// Parses the arguments after `check`; `None` if one is unknown. Whether each name is a step is only known after
+    /// the steps have run.
     pub fn parse(words: &[&'a str]) -> Option<Request<'a>> {
         let mut request = Request { selection: Selection::All, names: Vec::new(), all: false, every_kernel: false };
         for word in words {
@@ -94,12 +97,12 @@ impl<'a> Request<'a> {
             (Selection::Fast, false) | (Selection::Beside, true) => return None,
             _ => {}
         }
-        // What is named runs.
+        // A step that is named always runs.
         request.all |= request.selection == Selection::Named;
         Some(request)
     }
 
-    /// For the processes beside this one.
+    /// For the processes that run beside this one.
     fn flags(&self) -> Vec<&'static str> {
         let flags = [(self.all, "--all"), (self.every_kernel, "--every-kernel")];
         flags.into_iter().filter_map(|(is_set, flag)| is_set.then_some(flag)).collect()
@@ -164,7 +167,7 @@ pub fn run(request: &Request) -> Result<()> {
     }
 }
 
-/// A program of this workspace, as the step "build" leaves it.
+/// A program of this workspace, as built by the step "build".
 fn program(workspace: &Workspace, name: &str) -> Command {
     let mut command = Command::new(workspace.built(name));
     command.current_dir(&workspace.root);
@@ -188,7 +191,8 @@ fn docs(log: &Path) -> Result<Done> {
     command(command_line, log)
 }
 
-/// Fetches the programs of Btrfs for the tests where this machine has none. Without them tests leave out what needs them, and say so.
+/// Fetches the Btrfs programs for the tests if this machine has none. Without them the tests skip what needs them, and
+/// print that.
 fn btrfs_progs(workspace: &Workspace, log: &Path) -> Result<Done> {
     let is_there =
         |program: &str| Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
@@ -208,7 +212,7 @@ fn btrfs_folder(workspace: &Workspace) -> PathBuf {
     workspace.target.join("tools").join("btrfs-progs")
 }
 
-/// Has a command find the programs that were fetched, behind those of the machine.
+/// Lets a command find the fetched programs, after those of the machine.
 fn find_btrfs_progs(workspace: &Workspace, command: &mut Command) {
     let folder = btrfs_folder(workspace);
     if !folder.is_dir() {
@@ -227,10 +231,10 @@ fn find_btrfs_progs(workspace: &Workspace, command: &mut Command) {
     }
 }
 
-/// How many tests run at once, for each CPU: most wait for programs and disks.
+/// How many tests run at once for each CPU; most wait for programs and disks.
 const TESTS_PER_CPU: usize = 2;
 
-/// All tests but those in documentation, which nextest does not run. Adds the times of tests to `times`.
+/// All tests except those in documentation, which nextest does not run. Adds the times of tests to `times`.
 fn tests(workspace: &Workspace, log: &Path, times: &mut Vec<TestTime>) -> Result<Done> {
     let nextest = cargo(["nextest", "--version"]).output().is_ok_and(|output| output.status.success());
     let threads = std::thread::available_parallelism().map_or(1, usize::from) * TESTS_PER_CPU;
@@ -244,7 +248,7 @@ fn tests(workspace: &Workspace, log: &Path, times: &mut Vec<TestTime>) -> Result
     Ok(passed(&output))
 }
 
-/// The tests that took longest, one line each; `cargo test` gives the times of test binaries only.
+/// The slowest tests, one line each; `cargo test` only gives the times of test binaries.
 fn slowest(times: &[TestTime]) -> String {
     let lines = times.iter().take(SHOWN_TESTS).map(|test| format!("{:>10.1} s  {}\n", test.seconds, test.name));
     let lines: String = lines.collect();
@@ -277,7 +281,7 @@ fn simulation(workspace: &Workspace, log: &Path) -> Result<Done> {
     Ok(Done::Ok(seeds))
 }
 
-/// Every bound on what damage may cost.
+/// Checks every limit for what damage may cost.
 fn fragility(workspace: &Workspace, log: &Path) -> Result<Done> {
     step::run(program(workspace, FRAGILITY).args(["--short", "--trials", FRAGILITY_TRIALS]), log)?;
     step::run(program(workspace, FRAGILITY).args(["--groups", "--trials", FRAGILITY_GROUP_TRIALS]), log)?;
@@ -298,7 +302,7 @@ fn conformance(workspace: &Workspace, request: &Request, log: &Path) -> Result<D
     })
 }
 
-/// Which kernel's turn it is: the number of commits, so that the next commit has the next one.
+/// Which kernel's turn it is: the number of commits, so that the next commit uses the next kernel.
 fn turn() -> u64 {
     let mut git = Command::new("git");
     git.current_dir(workspace::root()).args(["rev-list", "--count", "HEAD"]);
@@ -311,7 +315,7 @@ fn doctests(workspace: &Workspace, log: &Path) -> Result<Done> {
     counted(cargo(["test", "--workspace", "--doc"]), log)
 }
 
-/// The last line of the suite says how many tests passed, or why this machine cannot run guests.
+/// The last line of the suite has the number of passed tests, or the reason why this machine cannot run guests.
 fn verdict_of_guests(output: &str) -> Done {
     let last = output.lines().last().unwrap_or_default();
     match last.strip_prefix("skipped: ") {

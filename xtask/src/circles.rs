@@ -1,6 +1,6 @@
-//! Circles of files: a file of a crate uses another one, and that uses, directly or by way of more, the first.
+//! Circles of files: a file of a crate uses another one, and that one uses the first, directly or through others.
 //!
-//! Files in a circle cannot be read, tested or moved one without the other, so no crate may have one.
+//! Files in a circle cannot be read, tested or moved separately, so no crate may have one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,10 +10,10 @@ use anyhow::{Context, Result, bail};
 use crate::modules::{self, FileUse};
 use crate::workspace::{self, Member};
 
-/// A workspace of its own, whose files are ours too.
+/// A separate workspace, whose files are checked too.
 const FUZZ_MANIFEST: &str = "proofs/fuzz/Cargo.toml";
 
-/// Files each of which uses, directly or by way of others, all the others.
+/// Files each of which uses all the others, directly or through others.
 #[derive(Debug)]
 struct Circle {
     files: BTreeSet<String>,
@@ -21,21 +21,21 @@ struct Circle {
     uses: Vec<FileUse>,
 }
 
-/// A crate that has circles.
+/// A crate with circles.
 #[derive(Debug)]
 struct Tangle {
     folder: String,
     circles: Vec<Circle>,
 }
 
-/// Checks all crates. Returns a line for people; an error has every circle, with one place for each use in it.
+/// Checks all crates. Returns a readable line; the error lists every circle, with one place for each use in it.
 pub fn check() -> Result<String> {
     let (crates, tangles) = find()?;
     verdict(&tangles)?;
     Ok(format!("{crates} crates, no circle"))
 }
 
-/// The number of crates, and those with circles.
+/// The number of crates, and those that have circles.
 fn find() -> Result<(usize, Vec<Tangle>)> {
     let workspace = workspace::load()?;
     let members = [workspace.members_of(FUZZ_MANIFEST)?, workspace.members].concat();
@@ -54,9 +54,9 @@ fn find() -> Result<(usize, Vec<Tangle>)> {
     Ok((crates, tangles))
 }
 
-/// The circles among these uses, those of most files first.
+/// The circles in these uses, those with the most files first.
 fn circles(mut uses: Vec<FileUse>) -> Vec<Circle> {
-    // One place for each pair of files: the first.
+    // One place for each pair of files: the first one.
     uses.sort();
     uses.dedup_by(|next, first| next.from == first.from && next.to == first.to);
     let mut next: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -80,7 +80,7 @@ fn circles(mut uses: Vec<FileUse>) -> Vec<Circle> {
     found
 }
 
-/// What `file` uses, directly or by way of others.
+/// What `file` uses, directly or through others.
 fn reach<'a>(file: &'a str, next: &BTreeMap<&'a str, Vec<&'a str>>) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut open = vec![file];
@@ -105,7 +105,7 @@ impl Tangle {
 
     fn to_text(&self) -> String {
         let mut text = format!("{}: {} files in circles\n", self.folder, self.file_count());
-        // Paths are shown from the crate's folder.
+        // Paths are relative to the crate's folder.
         let short = |path: &str| path.strip_prefix(&format!("{}/", self.folder)).unwrap_or(path).to_owned();
         for circle in &self.circles {
             let files: Vec<String> = circle.files.iter().map(|file| short(file)).collect();

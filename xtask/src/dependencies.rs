@@ -1,20 +1,21 @@
-//! Which folder may use which.
+//! Which folders may use which.
 //!
-//! `units <- integrity <- block <- {layers, media, exports, filesystem}`; protocols are pure and know only units and
-//! integrity; `stack` builds devices and `server` serves them; only tools, perf and proofs use everything. A folder that the
-//! table below does not name is an error, so that a new folder gets its rule together with its manifest. Development
-//! dependencies are free, because a test may set up whatever it needs; except under `protocols/`, because these crates are
-//! apart in order to stay pure. Faults that are put in on purpose are compiled only for proofs.
+//! `units <- integrity <- block <- {layers, media, exports, filesystem}`; protocols are pure and use only units and
+//! integrity; `stack` builds devices and `server` serves them; only tools, perf and proofs use everything. A folder
+//! that is not in the table below is an error, so that a new folder gets its rule together with its manifest.
+//! Development dependencies are unrestricted, because a test may set up whatever it needs; except under `protocols/`,
+//! whose crates are separate in order to stay pure. Deliberate faults (the feature `mutations`) are compiled only for
+//! proofs.
 
 use anyhow::{Result, bail};
 
 use crate::workspace::{self, DependencyKind, Member};
 
-/// What folders of the tree a folder may use. Patterns are a whole path or `folder/*`.
+/// Which folders of the tree a folder may use. A pattern is a whole path or `folder/*`.
 struct Rule {
     folder: &'static str,
     may_use: &'static [&'static str],
-    /// True if development dependencies keep to the rule too.
+    /// True if the rule also applies to development dependencies.
     tests_too: bool,
 }
 
@@ -22,20 +23,21 @@ const fn rule(folder: &'static str, may_use: &'static [&'static str]) -> Rule {
     Rule { folder, may_use, tests_too: false }
 }
 
-/// What a device in memory, or made of others, is built from.
+/// The dependencies of a device in memory, or of one made of other devices.
 const DEVICE: &[&str] = &["units", "integrity", "block", "runtime/memory"];
-/// What a device of the operating system is built from.
+/// The dependencies of a device of the operating system.
 const SYSTEM: &[&str] = &["units", "integrity", "block", "runtime/memory", "runtime/reactor"];
-/// What speaks a protocol to the outside.
+/// The dependencies of crates that speak a protocol to the outside.
 const NETWORK: &[&str] =
     &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*", "transport"];
-/// What sends NVM commands.
+/// The dependencies of crates that send NVM commands.
 const NVME: &[&str] =
     &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*", "transport", "media/nvme"];
-/// What is a drive of this machine: it sends NVM and SCSI commands, and asks the kernel what block devices carry.
+/// The dependencies of drives of this machine: these crates send NVM and SCSI commands, and ask the kernel what block
+/// devices support.
 const LINUX: &[&str] =
     &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "runtime/ioctl", "protocols/*", "media/nvme"];
-/// What serves devices over a network, on several cores.
+/// The dependencies of crates that serve devices over a network, on several cores.
 const EXPORT: &[&str] = &[
     "units",
     "integrity",
@@ -46,10 +48,11 @@ const EXPORT: &[&str] = &[
     "transport",
     "layers/cross-core",
 ];
-/// What serves devices to this machine's kernel, on several cores.
+/// The dependencies of the crate that serves devices to this machine's kernel, on several cores.
 const UBLK: &[&str] =
     &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "runtime/ublk", "layers/cross-core"];
-/// What builds stacks of devices: every medium and every layer that a target name can name.
+/// The dependencies of the crate that builds stacks of devices: every medium and every layer that a target name can
+/// name.
 const STACK: &[&str] = &[
     "units",
     "integrity",
@@ -67,7 +70,7 @@ const STACK: &[&str] = &[
     "filesystem/btrfs",
     "scrub",
 ];
-/// What serves stacks of devices: no program and no command line.
+/// The dependencies of the crate that serves stacks of devices: no program and no command line.
 const SERVER: &[&str] = &[
     "units",
     "integrity",
@@ -84,50 +87,51 @@ const SERVER: &[&str] = &[
     "exports/*",
     "stack",
 ];
-/// The feature of faults that are put in on purpose.
+/// The feature with deliberate faults.
 const MUTATIONS: &str = "mutations";
 const EVERYTHING: &[&str] = &["*"];
 
-/// The first rule whose pattern fits a folder is its rule.
+/// The first rule whose pattern matches a folder applies to it.
 const RULES: &[Rule] = &[
     rule("units", &[]),
     rule("runtime/memory", &[]),
     rule("runtime/ioctl", &[]),
     rule("runtime/reactor", &["runtime/memory"]),
-    // The kernel's block devices in user space: commands and shared memory, no blocks of ours.
+    // The kernel's interface for block devices in user space: commands and shared memory, none of our blocks.
     rule("runtime/ublk", &["runtime/reactor"]),
     rule("integrity", &["units", "runtime/memory"]),
     rule("block", &["units", "integrity", "runtime/memory"]),
-    // It decides when to check what, and records results: no device, no clock, of `block` only the words.
+    // It decides when to check which blocks, and records results. It has no device and no clock, and uses only types of
+    // `block`.
     rule("scrub", &["units", "integrity", "block"]),
-    // A transport carries the commands of the specification it belongs to.
+    // The transport carries the commands of the specification that it belongs to.
     Rule {
         folder: "protocols/nvme-tcp",
         may_use: &["units", "integrity", "runtime/memory", "protocols/nvme"],
         tests_too: true,
     },
     Rule { folder: "protocols/*", may_use: &["units", "integrity", "runtime/memory"], tests_too: true },
-    // Connections, whatever protocol they carry.
+    // Connections, for any protocol.
     rule("transport", SYSTEM),
     rule("media/memory", DEVICE),
     rule("media/null", DEVICE),
     rule("media/volume", DEVICE),
     rule("media/file", SYSTEM),
-    // The NVM command set as a block device, whatever carries its commands.
+    // The NVM command set as a block device, for any transport.
     rule("media/nvme", &["units", "integrity", "block", "runtime/memory", "protocols/nvme"]),
     rule("media/linux", LINUX),
     rule("media/nvme-tcp", NVME),
     rule("media/nbd", NETWORK),
     rule("media/iscsi", NETWORK),
-    // It carries requests from core to core, which is the reactor's business.
+    // It carries requests from core to core through the reactor.
     rule("layers/cross-core", SYSTEM),
     rule("layers/*", DEVICE),
     rule("exports/ublk", UBLK),
     rule("exports/*", EXPORT),
     rule("filesystem/btrfs-format", &["units", "integrity", "runtime/memory"]),
-    // The protocol between the kernel and any filesystem: it knows none, and no block.
+    // The protocol between the kernel and any filesystem; it depends on none, nor on blocks.
     rule("filesystem/fuse", &["runtime/reactor"]),
-    // What programs do with files: mounting them, and copying them out.
+    // What programs do with files: mount them, and copy them out.
     rule("filesystem/btrfs-fuse", &["filesystem/btrfs-format", "filesystem/btrfs", "filesystem/fuse"]),
     rule("filesystem/btrfs-extract", &["runtime/memory", "filesystem/btrfs-format", "filesystem/btrfs"]),
     rule("filesystem/*", &["units", "integrity", "block", "runtime/memory", "filesystem/btrfs-format"]),
@@ -139,7 +143,7 @@ const RULES: &[Rule] = &[
     rule("xtask", &[]),
 ];
 
-/// Checks the workspace. Returns a line for people; an error lists every dependency that no rule allows.
+/// Checks the workspace. Returns a readable line; the error lists every dependency that no rule allows.
 pub fn check() -> Result<String> {
     let workspace = workspace::load()?;
     let wrong = refused(&workspace.members);
@@ -150,7 +154,7 @@ pub fn check() -> Result<String> {
     Ok(format!("{} folders, {count} dependencies, all allowed", workspace.members.len()))
 }
 
-/// What is wrong with the graph, one sentence for each dependency or folder.
+/// The faults of the graph, one sentence for each dependency or folder.
 fn refused(members: &[Member]) -> Vec<String> {
     let mut wrong = Vec::new();
     for member in members {
@@ -185,7 +189,7 @@ fn rule_of(folder: &str) -> Option<&'static Rule> {
     RULES.iter().find(|rule| fits(rule.folder, folder))
 }
 
-/// True if `folder` is what the pattern names: itself, one directly below `parent/*`, or anything for `*`.
+/// True if a pattern matches `folder`: its own path, `parent/*` for a folder directly below `parent`, or `*`.
 fn fits(pattern: &str, folder: &str) -> bool {
     if pattern == "*" {
         return true;

@@ -1,6 +1,7 @@
-//! Crates whose documentation has examples, and those that say `doctest = false`: for each of them Cargo would start rustdoc for nothing.
+//! Which crates have examples in their documentation, and which say `doctest = false`, without which Cargo would start
+//! rustdoc for nothing.
 //!
-//! An example in a crate that says so would never be compiled, so that is an error here.
+//! An example in a crate that says so would never be compiled, so that is an error.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +10,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::{Member, Workspace};
 
-/// Words behind the three backquotes that make text of an example.
+/// Words after the three backquotes that mark an example as text.
 const NO_CODE: [&str; 4] = ["text", "console", "toml", "json"];
 
-/// Fails unless exactly the libraries with examples have them tested. Returns how many have.
+/// Fails unless exactly the libraries with examples have doctests enabled. Returns how many do.
 pub fn check(workspace: &Workspace) -> Result<usize> {
     let mut wrong = Vec::new();
     let mut tested = 0;
@@ -54,7 +55,7 @@ fn has_examples(folder: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// Whether a comment of the documentation begins a block of code.
+/// True if a documentation comment begins a block of code.
 fn shows_code(source: &str) -> bool {
     let mut is_open = false;
     let comments = source.lines().filter_map(|line| {

@@ -1,8 +1,9 @@
-//! `cargo xtask figures FILE.json`: figures of the documents, from what `sealblock bench --json` has written.
+//! `cargo xtask figures FILE.json`: puts the output of `sealblock bench --json` into the documents.
 //!
-//! No figure is typed by hand. `docs/performance.md` has a pair of markers for each claim, `<!-- figures: NAME -->` and `<!-- end of figures -->`, and what
-//! stands between them is replaced; `README.md` has a row for each claim, which counts its verdicts. The form of the JSON is that of `docs/formats/json.md`; its cells and verdicts have texts, and nothing is formatted
-//! a second time here.
+//! No figure in them is typed by hand. `docs/performance.md` has a pair of markers for each claim, `<!-- figures: NAME
+//! -->` and `<!-- end of figures -->`, and the text between them is replaced; `README.md` has a row for each claim,
+//! which counts its verdicts. `docs/formats/json.md` describes the JSON. Its cells and verdicts include their text, so
+//! nothing is formatted a second time here.
 
 use std::fmt::Write;
 use std::fs;
@@ -13,21 +14,21 @@ use serde_json::Value;
 
 use crate::workspace;
 
-/// The version of the JSON that is understood.
+/// The supported version of the JSON.
 const VERSION: u64 = 1;
-/// Where tables go, with the folder of pictures as seen from there, and where verdicts are counted.
+/// The document with the tables, the folder of pictures relative to it, and the document with the counts of verdicts.
 const TABLES: &str = "docs/performance.md";
 const FIGURES: &str = "figures";
 const VERDICTS: &str = "README.md";
 const END: &str = "<!-- end of figures -->";
 
-/// Rewrites the documents. Returns a line for people.
+/// Rewrites the documents. Returns a readable line.
 pub fn rewrite(path: &str) -> Result<String> {
     let text = fs::read_to_string(path).with_context(|| format!("reading {path}"))?;
     let report: Value = serde_json::from_str(&text).with_context(|| format!("{path} is no JSON"))?;
     let root = workspace::root();
     let document = |name: &str| fs::read_to_string(root.join(name)).with_context(|| format!("reading {name}"));
-    // Both are made before one is written, so that an error changes nothing.
+    // Both are made before either is written, so that an error changes nothing.
     let tables = rewritten(&document(TABLES)?, &report, tables).with_context(|| TABLES.to_owned())?;
     let verdicts = counted(&document(VERDICTS)?, &report).with_context(|| VERDICTS.to_owned())?;
     write(root, TABLES, &tables)?;
@@ -50,7 +51,7 @@ fn claims(report: &Value) -> Result<&[Value]> {
     Ok(claims)
 }
 
-/// The document with what `put` makes of each claim between the claim's markers.
+/// The document, with the result of `put` for each claim between the claim's markers.
 fn rewritten(document: &str, report: &Value, put: fn(&Value, &Value) -> Result<String>) -> Result<String> {
     let mut document = document.to_owned();
     for claim in claims(report)? {
@@ -73,7 +74,7 @@ fn between_markers(document: &str, name: &str, content: &str) -> Result<String> 
     Ok(format!("{before}{begin}\n{content}{END}{after}"))
 }
 
-/// A text that has to be there.
+/// A text that must be there.
 fn text<'a>(value: &'a Value, pointer: &str) -> Result<&'a str> {
     value.pointer(pointer).and_then(Value::as_str).with_context(|| format!("there is no text {pointer}"))
 }
@@ -127,7 +128,7 @@ fn put_table(content: &mut String, table: &Value) -> Result<()> {
     }
     writeln!(content, "\n| --- |{}", " ---: |".repeat(columns.len()))?;
     for row in list(table, "rows")? {
-        // The baseline measured a second time is in the verdicts, as what it misses itself by.
+        // The second measurement of the baseline is in the verdicts, as its deviation from the first.
         if text(row, "/name")?.ends_with(" again") {
             continue;
         }
@@ -140,7 +141,7 @@ fn put_table(content: &mut String, table: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The document with a new row for each claim, in the table that has one already.
+/// The document, with a new row for each claim in the table that already has one.
 fn counted(document: &str, report: &Value) -> Result<String> {
     let mut document = document.to_owned();
     for claim in claims(report)? {
@@ -155,7 +156,7 @@ fn counted(document: &str, report: &Value) -> Result<String> {
     Ok(document)
 }
 
-/// How many verdicts of each kind a claim has.
+/// The number of verdicts of each kind that a claim has.
 fn counts(claim: &Value) -> Result<String> {
     const RULINGS: [(&str, &str, &str); 3] = [
         ("holds", "holds", "hold"),

@@ -1,7 +1,7 @@
-//! `cargo xtask fuzz`: each fuzz target for a while.
+//! `cargo xtask fuzz`: runs each fuzz target for a while.
 //!
-//! Fuzzing needs the nightly toolchain and cargo-fuzz, which the other checks do not; where they are absent this prints what
-//! to run and is no failure.
+//! Fuzzing needs the nightly toolchain and cargo-fuzz, which the other checks do not; if they are missing, this prints
+//! how to install them and does not fail.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-/// Where the targets are, a workspace of their own.
+/// The folder of the targets, a separate workspace.
 pub const FOLDER: &str = "proofs/fuzz";
 /// Its manifest.
 pub const MANIFEST: &str = "proofs/fuzz/Cargo.toml";
@@ -40,13 +40,13 @@ pub fn run(seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// The command that checks that the targets still compile, which needs neither nightly nor cargo-fuzz. They are a workspace of
-/// their own, so no other step would notice that an API they use has changed.
+/// The command that checks that the targets still compile; it needs neither nightly nor cargo-fuzz. They are a separate
+/// workspace, so no other step would notice that an API they use has changed.
 pub fn compiles(target: &Path) -> Command {
     let mut command = workspace::cargo();
-    // The list of dependencies is a part of the tree, which no check changes.
+    // The lock file is part of the tree, which a check must not change.
     command.args(["check", "--quiet", "--locked", "--all-targets", "--manifest-path"]).arg(MANIFEST);
-    // With the profile that dependencies have in this workspace, what other steps have read of them serves here, too.
+    // With the profile that dependencies have in this workspace, their metadata from other steps can be reused.
     command.args(["--config", "profile.dev.opt-level=1", "--config", "profile.dev.debug=false"]);
     command.arg("--target-dir").arg(target);
     // Nothing is linked, so the fuzzer itself need not be built.
@@ -54,7 +54,7 @@ pub fn compiles(target: &Path) -> Command {
     command
 }
 
-/// Why there is nothing to run, or nothing to run it with.
+/// Why there is nothing to run, or what is missing to run it.
 fn absent(folder: &Path) -> Option<String> {
     if !folder.join("Cargo.toml").is_file() {
         return Some(format!("{FOLDER} is not there"));
@@ -80,7 +80,8 @@ fn targets(folder: &Path) -> Result<Vec<String>> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// Cargo of the nightly toolchain. What the outer Cargo and rustup set for this program would choose the wrong one.
+/// Cargo of the nightly toolchain. The variables that the outer Cargo and rustup set for this program would choose the
+/// wrong toolchain.
 fn nightly(words: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.current_dir(workspace::root()).args(["run", TOOLCHAIN, "cargo"]).args(words);

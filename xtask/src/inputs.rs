@@ -1,8 +1,8 @@
-//! What a step reads, as a number: a step does not run again while that is what it was when the step last passed.
+//! The inputs of a step, as a hash: a step does not run again while this is the same as when the step last passed.
 //!
-//! That is the files of the working tree that Git does not ignore, tracked or not, and what of the machine the step depends on: toolchain,
-//! kernel, user, settings, and which foreign programs are there. Where Git cannot say which files those are, every step runs. The
-//! number is no protection against who means to be wrong, and `--all` runs everything.
+//! The inputs are the files of the working tree that Git does not ignore, tracked or not, and what the step depends on
+//! in this machine: toolchain, kernel, user, settings, and which external programs are installed. If Git cannot list
+//! these files, every step runs. The hash does not protect against deliberate deception; `--all` runs everything.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use crate::step::Done;
 use crate::workspace::{self, DependencyKind, Member, Workspace};
 
-/// Foreign programs that tests use where they are there.
+/// External programs that tests use if they are installed.
 const PROGRAMS: [&str; 16] = [
     "btrfs",
     "cargo-nextest",
@@ -35,9 +35,9 @@ const PROGRAMS: [&str; 16] = [
     "qemu-system-x86_64",
     "systemd-analyze",
 ];
-/// Settings that change what is built or run begin so.
+/// Prefixes of environment variables that change what is built or run.
 const SETTINGS: [&str; 4] = ["CARGO_", "RUST", "SEALBLOCK_", "NEXTEST"];
-/// What Cargo sets for this program and not for the work.
+/// Variables that Cargo sets for this program only.
 const NOT_SETTINGS: [&str; 5] = ["CARGO", "CARGO_PKG_", "CARGO_MANIFEST_", "RUSTUP_TOOLCHAIN", "RUST_RECURSION_COUNT"];
 
 /// The part of the tree that a step reads.
@@ -45,15 +45,15 @@ const NOT_SETTINGS: [&str; 5] = ["CARGO", "CARGO_PKG_", "CARGO_MANIFEST_", "RUST
 pub enum Reads {
     /// All of it.
     Everything,
-    /// What is compiled, and the text beside it: all but `docs/`.
+    /// What is compiled, and the text beside it: everything except `docs/`.
     Sources,
-    /// Manifests, the list of dependencies, and what is allowed of these.
+    /// Manifests, the lock file, and the rules for these.
     Manifests,
-    /// What is below these folders.
+    /// Everything below these folders.
     Folders(BTreeSet<String>),
 }
 
-/// The working tree and the machine, and what passed with them.
+/// The working tree and the machine, and the steps that passed with them.
 pub struct Inputs {
     root: PathBuf,
     machine: u64,
@@ -62,7 +62,7 @@ pub struct Inputs {
 }
 
 impl Reads {
-    /// A program, by the folder of its crate, and what it is built of.
+    /// A program, given by the folder of its crate, and everything from which it is built.
     pub fn program(members: &[Member], folders: &[&str]) -> Reads {
         let mut found: BTreeSet<String> = BTreeSet::new();
         let mut open: Vec<String> = folders.iter().map(|folder| (*folder).to_owned()).collect();
@@ -76,7 +76,7 @@ impl Reads {
         Reads::Folders(found)
     }
 
-    /// The same and what lies in another folder.
+    /// The same, and another folder.
     pub fn and(self, folder: &str) -> Reads {
         match self {
             Reads::Folders(mut folders) => {
@@ -105,17 +105,17 @@ impl Reads {
 }
 
 impl Inputs {
-    /// Those of a workspace. Which steps passed is kept below its target folder.
+    /// The inputs of a workspace. The record of passed steps is below its target folder.
     pub fn of(workspace: &Workspace, runs_all: bool) -> Result<Inputs> {
         let passed = workspace.target.join("xtask").join("passed");
         fs::create_dir_all(&passed).with_context(|| format!("making {}", passed.display()))?;
         Ok(Inputs { root: workspace.root.clone(), machine: machine(), passed, runs_all })
     }
 
-    /// Runs a step unless it passed with what it reads now.
+    /// Runs a step unless it has passed with its current inputs.
     ///
     /// # Errors
-    /// Those of the step.
+    /// If the step fails.
     pub fn unless_passed(&self, step: &str, reads: &Reads, run: impl FnOnce() -> Result<Done>) -> Result<Done> {
         let record = self.passed.join(step);
         let number = self.number(reads);
@@ -126,12 +126,12 @@ impl Inputs {
         {
             return Ok(Done::Skipped(format!("passed with the same inputs ({number}); --all runs it")));
         }
-        // A step that fails or is stopped in the middle leaves no record.
+        // A step that fails or is stopped halfway leaves no record.
         if last.is_some() {
             fs::remove_file(&record).with_context(|| format!("removing {}", record.display()))?;
         }
         let done = run()?;
-        // What changed meanwhile was read before or after.
+        // A file that changed meanwhile may have been read before or after the change.
         if let (Done::Ok(_), Some(number)) = (&done, number)
             && self.number(reads).as_ref() == Some(&number)
         {
@@ -140,19 +140,19 @@ impl Inputs {
         Ok(done)
     }
 
-    /// The number of what a step reads; none if that is not known.
+    /// The hash of what a step reads; `None` if that is not known.
     fn number(&self, reads: &Reads) -> Option<String> {
         let mut hasher = DefaultHasher::new();
         self.machine.hash(&mut hasher);
         for path in files(&self.root)?.iter().filter(|path| reads.includes(path)) {
-            // A file that is tracked and removed is not there.
+            // A file that is tracked but was removed does not exist.
             (path, fs::read(self.root.join(path)).ok()).hash(&mut hasher);
         }
         Some(format!("{:016x}", hasher.finish()))
     }
 }
 
-/// The files of a tree that Git does not ignore, by their paths; none if Git does not say.
+/// The paths of the files of a tree that Git does not ignore; `None` if Git cannot list them.
 fn files(root: &Path) -> Option<Vec<String>> {
     let mut git = Command::new("git");
     git.current_dir(root).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
@@ -164,12 +164,12 @@ fn files(root: &Path) -> Option<Vec<String>> {
     Some(paths)
 }
 
-/// A number of what of the machine steps depend on.
+/// A hash of the properties of the machine on which steps depend.
 fn machine() -> u64 {
     let toolchain = Command::new("rustc").arg("--version").current_dir(workspace::root()).output();
     let toolchain = toolchain.map(|output| output.stdout).unwrap_or_default();
     let kernel = fs::read("/proc/sys/kernel/osrelease").unwrap_or_default();
-    // The first number behind "Uid:" is who runs this.
+    // The first number after "Uid:" is the user who runs this.
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let user = status.lines().find(|line| line.starts_with("Uid:")).map(str::to_owned);
     let mut settings: Vec<(OsString, OsString)> =
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(includes("deny.toml"), [true, true, true]);
     }
 
-    /// A repository of its own with a source and a text, and what is recorded of it; none without Git.
+    /// A separate repository with a source and a text, and its inputs; `None` without Git.
     fn repository(folder: &Path) -> Option<Inputs> {
         let git = |words: &[&str]| Command::new("git").current_dir(folder).args(words).output();
         if !git(&["init", "-q"]).is_ok_and(|output| output.status.success()) {
@@ -254,7 +254,7 @@ mod tests {
         fs::write(folder.join(path), text).unwrap();
     }
 
-    /// Whether the step runs, which passes then.
+    /// Returns whether the step runs; if it does, it passes.
     fn runs(inputs: &Inputs, reads: &Reads) -> bool {
         let done = inputs.unless_passed("a", reads, || Ok(Done::Ok(String::new()))).unwrap();
         matches!(done, Done::Ok(_))

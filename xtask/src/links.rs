@@ -1,6 +1,6 @@
-//! Links of the documents lead somewhere: every file, folder and heading that a document of this tree links to is there.
+//! Checks the links of the documents: every file, folder and heading that a document of this tree links to must exist.
 //!
-//! Only links within the tree are followed; addresses on the network are not looked at. What stands in code is no link.
+//! Only links within the tree are followed; web addresses are not checked. Text in code is not a link.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -11,21 +11,21 @@ use anyhow::{Context, Result, bail};
 use crate::sizes;
 use crate::workspace;
 
-/// A link as it is written, and where.
+/// A link as it is written, and its place.
 #[derive(Debug, PartialEq, Eq)]
 struct Link {
     line: usize,
     destination: String,
 }
 
-/// A document: what it links to, and what can be linked to in it.
+/// A document: its links, and its headings, to which others can link.
 #[derive(Debug, Default)]
 struct Document {
     links: Vec<Link>,
     anchors: Vec<String>,
 }
 
-/// Checks all documents of the tree. Returns a line for people.
+/// Checks all documents of the tree. Returns a readable line.
 pub fn check() -> Result<String> {
     let root = workspace::root();
     let mut paths = Vec::new();
@@ -44,7 +44,7 @@ pub fn check() -> Result<String> {
     Ok(format!("{links} links in {} documents", documents.len()))
 }
 
-/// A sentence for each link within the tree that leads nowhere.
+/// A sentence for each broken link within the tree.
 fn dead(documents: &BTreeMap<String, Document>, exists: impl Fn(&str) -> bool) -> Vec<String> {
     let mut dead = Vec::new();
     for (name, document) in documents {
@@ -83,7 +83,7 @@ fn why_dead(
     }
 }
 
-/// A path from the root of the tree, of one that is written in the document `from`; none if it leads out of the tree.
+/// The path, from the root of the tree, of a path in the document `from`; `None` if it leads out of the tree.
 fn resolved(from: &str, file: &str) -> Option<String> {
     let mut path = PathBuf::new();
     for part in Path::new(from).parent().unwrap_or(Path::new("")).join(file).components() {
@@ -126,11 +126,11 @@ fn heading(line: &str) -> Option<&str> {
     (1..=6).contains(&level).then(|| rest.strip_prefix(' ')).flatten()
 }
 
-/// The name by which a heading is linked to, as GitHub forms it; the second heading of the same words has `-1` behind it.
+/// The anchor of a heading, as GitHub forms it; the second heading with the same words gets `-1` at the end.
 fn anchor(heading: &str, seen: &mut HashMap<String, usize>) -> String {
     let mut words = String::new();
     let mut rest = heading.trim();
-    // Of a link in a heading only its text counts.
+    // Of a link in a heading, only the text counts.
     while let Some((before, (text, after))) = rest.split_once('[').and_then(|(before, behind)| {
         let (text, after) = behind.split_once("](")?;
         Some((before, (text, after.split_once(')')?.1)))
@@ -147,14 +147,14 @@ fn anchor(heading: &str, seen: &mut HashMap<String, usize>) -> String {
     if *count == 1 { name } else { format!("{name}-{}", *count - 1) }
 }
 
-/// The text without what stands between backquotes; lines stay where they are.
+/// The text without the parts between backquotes; line numbers do not change.
 fn without_code(text: &str) -> String {
     let (mut result, mut rest) = (String::new(), text);
     while let Some(start) = rest.find('`') {
         let marks = rest[start..].len() - rest[start..].trim_start_matches('`').len();
         let (mark, behind) = rest[start..].split_at(marks);
         result += &rest[..start];
-        // Code ends in its paragraph; a mark without its fellow is a character like any other.
+        // Code ends within its paragraph; a mark without a counterpart is an ordinary character.
         let paragraph = behind.find("\n\n").map_or(behind, |end| &behind[..end]);
         match paragraph.find(mark) {
             Some(end) => {

@@ -1,8 +1,8 @@
-//! `cargo xtask`: everything that continuous integration runs, and nothing it does not.
+//! `cargo xtask`: everything that continuous integration runs.
 //!
-//! Each check is a module with a pure core (a graph or a text goes in, findings come out) and a thin shell that reads the
-//! tree, so that the rules themselves have tests. There is no argument parser, because this builds first on a fresh machine
-//! and the commands are few.
+//! Each check is a module with a pure core (a graph or a text in, findings out) and a thin shell that reads the tree,
+//! so that the rules themselves have tests. It has no argument parser, because it is built first on a fresh machine and
+//! has few commands.
 
 mod check;
 mod circles;

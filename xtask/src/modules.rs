@@ -1,9 +1,9 @@
-//! Which file of a crate uses which, by the names that its modules mention.
+//! Which file of a crate uses which, according to the names that its modules mention.
 //!
-//! Works on tokens, like `scan`, so paths inside macros count like any other, and the checks build without a parser of
-//! whole Rust. A path is followed as the compiler would follow it: through child modules, through what a module imports or
-//! re-exports, and through globs, to the module in which the item stands. What is never named, such as the type of a
-//! method's result, is not seen. Code that only tests build is left out.
+//! It works on tokens, as `scan` does, so paths inside macros count like any other, and the checks need no complete
+//! Rust parser. A path is followed as the compiler would follow it: through child modules, through imports and
+//! re-exports of a module, and through globs, to the module that contains the item. What is never named, such as the
+//! type of a method's result, is not seen. Code that is only built for tests is ignored.
 
 use std::collections::{HashMap, HashSet};
 use std::str::FromStr;
@@ -11,9 +11,9 @@ use std::str::FromStr;
 use anyhow::{Context, Result, anyhow};
 use proc_macro2::{Delimiter, Group, Ident, TokenStream, TokenTree};
 
-/// How many imports of imports are followed. More of them is a name that imports itself, which means another crate.
+/// How many imports of imports are followed. A longer chain is a name that imports itself, which means another crate.
 const MAX_IMPORT_DEPTH: usize = 16;
-/// What stands before the name of an item.
+/// The keywords before the name of an item.
 const DEFINITIONS: &[&str] =
     &["struct", "enum", "union", "trait", "type", "fn", "const", "static", "mod", "macro_rules"];
 
@@ -22,7 +22,7 @@ const DEFINITIONS: &[&str] =
 pub struct FileUse {
     /// The file that names the item.
     pub from: String,
-    /// The file in which the item stands.
+    /// The file that contains the item.
     pub to: String,
     /// The line in `from`, counted from 1.
     pub line: usize,
@@ -30,8 +30,8 @@ pub struct FileUse {
     pub path: String,
 }
 
-/// Finds every use of one file by another in the crate whose root module is the file `root`. `read` returns the text of a
-/// file, or nothing where there is none. Fails when a module has no file or is not Rust.
+/// Finds every use of one file by another in the crate with the root file `root`. `read` returns the text of a file, or
+/// `None` if it does not exist. If a module has no file or is not Rust.
 pub fn uses(root: &str, read: &dyn Fn(&str) -> Option<String>) -> Result<Vec<FileUse>> {
     let mut tree = Tree { read, files: Vec::new(), modules: Vec::new() };
     let folder = root.rsplit_once('/').map_or("", |(folder, _)| folder);
@@ -44,9 +44,9 @@ pub fn uses(root: &str, read: &dyn Fn(&str) -> Option<String>) -> Result<Vec<Fil
 struct Module {
     /// Index of its file.
     file: usize,
-    /// The module it is declared in.
+    /// The module in which it is declared.
     parent: Option<usize>,
-    /// Where the files of its children are.
+    /// The folder of its children's files.
     folder: String,
     children: HashMap<String, usize>,
     /// Names that it imports, with their paths.
@@ -58,7 +58,7 @@ struct Module {
     mentions: Vec<Mention>,
 }
 
-/// A path that stands in a module.
+/// A path in a module.
 struct Mention {
     path: Vec<String>,
     line: usize,
@@ -75,11 +75,11 @@ enum Target {
     Outside,
 }
 
-/// One `use` declaration's leaf.
+/// One leaf of a `use` declaration.
 #[derive(PartialEq, Eq, Debug)]
 struct Import {
     path: Vec<String>,
-    /// The name it gets here; none for a glob.
+    /// The name under which it is imported; `None` for a glob.
     name: Option<String>,
     line: usize,
 }
@@ -110,7 +110,7 @@ impl Tree<'_> {
         Ok(index)
     }
 
-    /// Collects what stands in the module: directly, or inside one of its items.
+    /// Collects the paths in the module: directly in it, or inside one of its items.
     fn walk(&mut self, module: usize, tokens: TokenStream, is_direct: bool) -> Result<()> {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let mut at = 0;
@@ -132,7 +132,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// What follows `mod`. Returns how many tokens that is.
+    /// Handles the tokens after `mod`. Returns how many there are.
     fn add_child(&mut self, parent: usize, rest: &[TokenTree]) -> Result<usize> {
         let Some(TokenTree::Ident(name)) = rest.first() else { return Ok(0) };
         let name = plain(name);
@@ -151,7 +151,7 @@ impl Tree<'_> {
         Ok(2)
     }
 
-    /// What follows `use`. Returns how many tokens that is.
+    /// Handles the tokens after `use`. Returns how many there are.
     fn add_imports(&mut self, module: usize, before: &[TokenTree], rest: &[TokenTree], is_direct: bool) -> usize {
         let length = rest.iter().position(|token| is_punct(Some(token), ';')).unwrap_or(rest.len());
         let is_public = match before {
@@ -164,7 +164,7 @@ impl Tree<'_> {
         for Import { path, name, line } in imports {
             match name {
                 Some(name) if is_direct => _ = module.imports.insert(name, path.clone()),
-                // What only a function imports counts in the whole module, which has few names of both kinds.
+                // An import inside a function counts for the whole module; few names have both meanings.
                 Some(name) => _ = module.imports.entry(name).or_insert(path.clone()),
                 None => module.globs.push(path.clone()),
             }
@@ -173,7 +173,8 @@ impl Tree<'_> {
         length
     }
 
-    /// A name: of an item that begins here, or the first one of a path. Returns how many tokens of the path follow.
+    /// Handles a name: of an item that begins here, or the first one of a path. Returns how many tokens of the path
+    /// follow.
     fn add_name(
         &mut self,
         module: usize,
@@ -183,7 +184,7 @@ impl Tree<'_> {
         is_direct: bool,
     ) -> usize {
         let module = &mut self.modules[module];
-        // The `!` of `macro_rules! name` stands between.
+        // In `macro_rules! name` there is a `!` in between.
         let previous = before.iter().rev().find(|token| !is_punct(Some(token), '!'));
         if matches!(previous, Some(TokenTree::Ident(word)) if DEFINITIONS.iter().any(|definition| word == definition)) {
             if is_direct {
@@ -220,7 +221,7 @@ impl Tree<'_> {
         found
     }
 
-    /// True if `module` is `ancestor` or stands below it.
+    /// True if `module` is `ancestor` or is below it.
     fn is_below(&self, module: usize, ancestor: usize) -> bool {
         module == ancestor || self.modules[module].parent.is_some_and(|parent| self.is_below(parent, ancestor))
     }
@@ -236,15 +237,15 @@ impl Tree<'_> {
         };
         let mut target = start.unwrap_or(Target::Outside);
         for name in rest {
-            // What follows the name of an item is its own: a variant, an associated function.
+            // What follows the name of an item belongs to the item: a variant, an associated function.
             let Target::Module(at) = target else { break };
-            // An item that no token names is made by a macro of that module.
+            // An item that is in no tokens is made by a macro of that module.
             target = self.lookup(at, name, depth).unwrap_or(Target::ItemOf(at));
         }
         target
     }
 
-    /// What a name means in a module; nothing if the module has no such name.
+    /// The meaning of a name in a module; `None` if the module has no such name.
     fn lookup(&self, at: usize, name: &str, depth: usize) -> Option<Target> {
         let module = &self.modules[at];
         if name == "self" {
@@ -270,7 +271,8 @@ impl Tree<'_> {
     }
 }
 
-/// How many tokens to pass over after a `#`: the attribute and what it is on if only tests build that, otherwise none.
+/// How many tokens to skip after a `#`: the attribute and what it applies to, if that is only built for tests,
+/// otherwise none.
 fn test_length(rest: &[TokenTree]) -> usize {
     let is_inner = is_punct(rest.first(), '!');
     let length = if is_inner { 2 } else { 1 };
@@ -291,7 +293,7 @@ fn is_test_only(attribute: &Group) -> bool {
 fn item_length(tokens: &[TokenTree]) -> usize {
     let ends_with_semicolon =
         |word: &Ident| ["use", "const", "static", "type", "let"].iter().any(|other| word == other);
-    // A comma ends a field or an arm, but not the items whose parameters it separates.
+    // A comma ends a field or an arm, but not an item whose parameters it separates.
     let is_item = |word: &Ident| ["fn", "impl", "struct", "enum", "trait"].iter().any(|other| word == other);
     let (mut needs_semicolon, mut passes_commas) = (false, false);
     for (at, token) in tokens.iter().enumerate() {
@@ -344,7 +346,7 @@ fn read_imports(tokens: &[TokenTree], prefix: &[String], found: &mut Vec<Import>
     }
 }
 
-/// The path that begins with `first`, and how many tokens of `rest` belong to it.
+/// The path that begins with `first`, and the number of tokens of `rest` that belong to it.
 fn read_path(first: &Ident, rest: &[TokenTree]) -> (Vec<String>, usize) {
     let mut path = vec![plain(first)];
     let mut length = 0;
@@ -365,7 +367,7 @@ fn may_be_path(path: &[String], rest: &[TokenTree]) -> bool {
     single.starts_with(|first: char| first.is_uppercase()) || is_call || is_punct(rest.first(), '!')
 }
 
-/// True if a name after these tokens belongs to what stands before it: a field, a method, the rest of a path.
+/// True if a name after these tokens belongs to what precedes it: a field, a method, the rest of a path.
 fn is_continued(before: &[TokenTree]) -> bool {
     let is_path = is_punct(before.last(), ':') && is_punct(before.iter().nth_back(1), ':');
     // Two dots are a range.
@@ -383,7 +385,7 @@ fn is_punct(token: Option<&TokenTree>, wanted: char) -> bool {
     matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == wanted)
 }
 
-/// A name without the mark of a raw identifier.
+/// A name without the prefix of a raw identifier.
 fn plain(word: &Ident) -> String {
     let word = word.to_string();
     word.strip_prefix("r#").map_or(word.clone(), str::to_owned)

@@ -1,8 +1,8 @@
-//! `cargo xtask package`: a Debian package; and, in the check, its whole life: built, installed into a folder of its own, its
-//! service started and used as the unit defines, and removed.
+//! `cargo xtask package`: makes a Debian package. In the check it also goes through the package's life: it is built,
+//! installed into a folder, its service is started and used as the unit defines, and it is removed.
 //!
-//! Nothing of this machine is changed: dpkg keeps to the folder (`--root`), and maintainer scripts do nothing to the running
-//! system when `DPKG_ROOT` names another one.
+//! Nothing on this machine is changed: dpkg works only in the folder (`--root`), and maintainer scripts do nothing to
+//! the running system when `DPKG_ROOT` names another one.
 
 mod docs;
 mod root;
@@ -18,12 +18,12 @@ use anyhow::{Context, Result, bail};
 use crate::step::{self, Done};
 use crate::workspace::{self, Workspace};
 
-/// The cargo-deb that makes packages.
+/// The version of cargo-deb that makes packages.
 const CARGO_DEB: &str = "3.8.0";
 /// Shells for which the package has completions.
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
-/// Makes the package; with symbols, a second one of them beside it. Returns a line for people.
+/// Makes the package, and with `symbols` a second one with the debug symbols. Returns a readable line.
 pub fn make(symbols: bool) -> Result<String> {
     let workspace = workspace::load()?;
     let profile = if symbols { Profile::Symbols } else { Profile::Release };
@@ -31,7 +31,7 @@ pub fn make(symbols: bool) -> Result<String> {
     Ok(package.display().to_string())
 }
 
-/// Makes the package and tries it. Returns a line for people.
+/// Makes the package and tries it. Returns a readable line.
 pub fn make_and_try() -> Result<String> {
     let workspace = workspace::load()?;
     let log = log(&workspace)?;
@@ -43,7 +43,7 @@ pub fn make_and_try() -> Result<String> {
     }
 }
 
-/// The same as a step of the check, which has built all programs in the dev profile.
+/// The same as a step of the check, which has already built all programs in the dev profile.
 pub fn check(workspace: &Workspace, log: &Path) -> Result<Done> {
     tried(workspace, Profile::Dev, log)
 }
@@ -70,11 +70,11 @@ fn log(workspace: &Workspace) -> Result<PathBuf> {
 /// How Cargo builds the program.
 #[derive(Clone, Copy)]
 enum Profile {
-    /// As tests are: for a package that is only tried.
+    /// Like tests, for a package that is only tried.
     Dev,
     /// Stripped, as packages usually are.
     Release,
-    /// With its symbols, which go into a package of their own.
+    /// With its symbols, which go into a separate package.
     Symbols,
 }
 
@@ -123,7 +123,7 @@ fn build(workspace: &Workspace, profile: Profile, log: &Path) -> Result<PathBuf>
     debs.next().with_context(|| format!("cargo-deb left no package in {}", output.display()))
 }
 
-/// What the program writes of itself: manual pages and completions.
+/// What the program generates about itself: manual pages and completions.
 fn generate(program: &Path, parts: &Path, log: &Path) -> Result<()> {
     if parts.exists() {
         fs::remove_dir_all(parts).with_context(|| format!("removing {}", parts.display()))?;

@@ -1,7 +1,7 @@
-//! What stands in one Rust source: its length, its functions, and words that must not be there.
+//! What is in one Rust source: its length, its functions, and words that are not allowed.
 //!
-//! Works on tokens, not on text and not on a syntax tree: comments and strings cannot deceive it, and functions inside
-//! macros such as `proptest!`, which a syntax tree leaves unread, count like any other.
+//! It works on tokens, not on text or a syntax tree: comments and strings cannot deceive it, and functions inside
+//! macros such as `proptest!`, which a syntax tree does not show, count like any other.
 
 use std::str::FromStr;
 
@@ -19,7 +19,7 @@ pub struct Function {
     pub length_lines: usize,
 }
 
-/// A word that is restricted, and the line where it stands.
+/// A restricted word, and its line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Word {
     /// Which word.
@@ -35,7 +35,7 @@ pub enum Restricted {
     Unsafe,
     /// `todo!` or `unimplemented!`.
     Unfinished,
-    /// The attribute that keeps a test from running.
+    /// The attribute that disables a test.
     IgnoredTest,
 }
 
@@ -50,7 +50,7 @@ pub struct Source {
     pub words: Vec<Word>,
 }
 
-/// Reads a source. Fails when it is no sequence of Rust tokens.
+/// Reads a source. If it is not a sequence of Rust tokens.
 pub fn scan(text: &str) -> Result<Source> {
     let tokens = TokenStream::from_str(text).map_err(|error| anyhow!("not Rust: {error}"))?;
     let mut source = Source { length_lines: text.lines().count(), ..Source::default() };
@@ -84,7 +84,7 @@ fn identifier(ident: &Ident, rest: &[TokenTree], source: &mut Source) {
     }
 }
 
-/// The function that a `fn` on `line` begins, or nothing for a function pointer or a function without a body.
+/// The function that a `fn` on `line` begins; `None` for a function pointer or a function without a body.
 fn function(line: usize, rest: &[TokenTree]) -> Option<Function> {
     let [TokenTree::Ident(name), header @ ..] = rest else { return None };
     let body = body(header)?;
@@ -92,8 +92,8 @@ fn function(line: usize, rest: &[TokenTree]) -> Option<Function> {
     Some(Function { name: name.to_string(), line, length_lines: end + 1 - line })
 }
 
-/// The first braces that are a body. A constant in a generic argument, such as `Foo<{ N }>`, has braces too; what stands
-/// behind those tells them from a body that follows the last comma of a `where` clause.
+/// The first braces that are a body. A constant in a generic argument, such as `Foo<{ N }>`, also has braces; the
+/// tokens after them distinguish it from a body that follows the last comma of a `where` clause.
 fn body(header: &[TokenTree]) -> Option<&Group> {
     let ends_argument =
         |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Punct(p)) if matches!(p.as_char(), '>' | ','));
@@ -120,7 +120,7 @@ fn attribute(rest: &[TokenTree], source: &mut Source) {
     }
 }
 
-/// True if an attribute is `ignore`, or sets it on a condition.
+/// True if an attribute is `ignore`, or sets it conditionally.
 fn names_ignore(attribute: TokenStream) -> bool {
     let mut tokens = attribute.into_iter();
     let Some(TokenTree::Ident(first)) = tokens.next() else { return false };

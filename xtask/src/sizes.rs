@@ -1,6 +1,6 @@
-//! Sizes of files and functions, and words that must not stand in the source.
+//! Sizes of files and functions, and words that are not allowed in the source.
 //!
-//! At the other end, a file of a few lines is seldom a thought of its own, so only a certain number may be that short.
+//! There is also a limit for the number of very short files, because a few lines seldom make a thought of their own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use crate::workspace;
 
 const MAX_FILE_LINES: usize = 800;
 const MAX_FUNCTION_LINES: usize = 70;
-/// A file of fewer lines counts as short.
+/// A file with fewer lines counts as short.
 const MIN_FILE_LINES: usize = 60;
-/// Short files in the whole tree: roots of crates, and little else.
+/// The maximum number of short files in the whole tree; most of them are roots of crates.
 const MAX_SHORT_FILES: usize = 39;
-/// The only folder where `unsafe` may stand.
+/// The only folder that may contain `unsafe`.
 const UNSAFE_FOLDER: &str = "runtime/";
-/// Folders with other people's files, or built ones.
+/// Folders with external or generated files.
 const NOT_OURS: &[&str] = &["target", "sealblock-data", "corpus", "artifacts"];
 
 /// What was found in the whole tree.
@@ -30,7 +30,7 @@ struct Findings {
     short_files: Vec<String>,
 }
 
-/// Checks the tree against the limits and the restricted words. Returns a line for people.
+/// Checks the tree against the limits and the restricted words. Returns a readable line.
 pub fn check() -> Result<String> {
     let findings = measure(workspace::root())?;
     let wrong = judge(&findings, MAX_SHORT_FILES);
@@ -41,7 +41,7 @@ pub fn check() -> Result<String> {
 }
 
 impl Findings {
-    /// Adds what stands in the file at `path`, which is relative to the root.
+    /// Adds what was found in the file at `path`, which is relative to the root.
     fn add(&mut self, path: &str, source: &Source) {
         self.scanned += 1;
         let lines = source.length_lines;
@@ -67,7 +67,7 @@ impl Findings {
     }
 }
 
-/// What is wrong with these findings, one sentence each.
+/// The faults in these findings, one sentence each.
 fn judge(findings: &Findings, max_short_files: usize) -> Vec<String> {
     let mut wrong = findings.wrong.clone();
     let found = findings.short_files.len();
@@ -92,7 +92,7 @@ fn measure(root: &Path) -> Result<Findings> {
     Ok(findings)
 }
 
-/// Every file below `folder` that is ours and whose name ends so. Symbolic links are not followed.
+/// Every file of ours below `folder` whose name has this ending. Symbolic links are not followed.
 pub fn files_below(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))? {
         let entry = entry?;

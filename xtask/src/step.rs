@@ -1,7 +1,8 @@
-//! One step of the check: a name, what it runs, and how much time that took: on the clock, and of processors.
+//! One step of the check: its name, what it runs, and its elapsed and CPU time.
 //!
-//! The output of a command goes to a file and is shown only when the command fails, so that a good run is one line a step
-//! and a failing one ends with the failure. The name is printed before the step begins, so a step that hangs has a name.
+//! The output of a command goes to a file and is printed only if the command fails, so that a successful run has one
+//! line per step, and a failed one ends with the failure. The name is printed before the step begins, so that a step
+//! that hangs can be identified.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -14,24 +15,24 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::{self, Workspace};
 
-/// How a step went, when it did not fail.
+/// The result of a step that did not fail.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Done {
     /// It ran; this line is printed.
     Ok(String),
-    /// It ran but for a part that this machine cannot do, which this line says.
+    /// It ran except for a part that this machine cannot run, which this line names.
     Partly(String),
     /// It did not run, for this reason.
     Skipped(String),
 }
 
-/// Ticks of a second in `/proc`. Linux counts there in this unit whatever its own clock (`USER_HZ`).
+/// Ticks per second in `/proc`. Linux uses this unit there whatever its internal clock is (`USER_HZ`).
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// How the first line of every run begins.
+/// The beginning of the first line of every run.
 pub const HEADING: &str = "checking ";
 
-/// Runs steps one after the other and says how each went.
+/// Runs steps one after the other and prints the result of each.
 pub struct Steps<S> {
     logs: PathBuf,
     is_selected: S,
@@ -47,7 +48,7 @@ struct Beside {
     output: PathBuf,
 }
 
-/// Seconds, since some moment or of some work.
+/// Seconds, of a moment or a duration.
 #[derive(Clone, Copy)]
 struct Times {
     wall_s: f64,
@@ -55,20 +56,21 @@ struct Times {
 }
 
 impl<S: Fn(&str) -> bool> Steps<S> {
-    /// Steps whose output goes to the folder `logs`, which is made. Those whose names are not selected do not run.
+    /// Steps whose output goes to the folder `logs`, which is created. Steps whose names are not selected do not run.
     pub fn new(logs: PathBuf, is_selected: S) -> Result<Steps<S>> {
         fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
         let (started, done) = (Times::now(), Vec::new());
         Ok(Steps { logs, is_selected, started, done, failed: None, beside: Vec::new() })
     }
 
-    /// Has another process run these steps from now on, unless one failed, with these flags. [`Steps::finish`] waits for it and prints its
-    /// lines.
+    /// Lets another process run these steps from now on, with these flags, unless a step has failed. [`Steps::finish`]
+    /// waits for it and prints its lines.
     pub fn start_beside(&mut self, names: &[&str], flags: &[&str]) -> Result<()> {
         if self.failed.is_some() {
             return Ok(());
         }
-        // Cargo may have linked this program anew since it began: its path then names none, but the kernel still has it.
+        // Cargo may have relinked this program since it started; then its path no longer exists, but the kernel still
+        // has the program.
         let program = format!("/proc/{}/exe", std::process::id());
         let output = self.logs.join(format!("beside-{}.log", self.beside.len()));
         let file = File::create(&output).with_context(|| format!("making {}", output.display()))?;
@@ -81,7 +83,7 @@ impl<S: Fn(&str) -> bool> Steps<S> {
         Ok(())
     }
 
-    /// Waits for the steps of other processes, and prints what these have printed.
+    /// Waits for the steps of other processes, and prints their output.
     fn wait_for_beside(&mut self) -> Result<()> {
         for Beside { mut process, output } in std::mem::take(&mut self.beside) {
             let started = Times::now();
@@ -97,13 +99,13 @@ impl<S: Fn(&str) -> bool> Steps<S> {
         Ok(())
     }
 
-    /// Runs one step if it is selected, unless one before it failed. Prints its line.
+    /// Runs one step if it is selected, unless an earlier one failed. Prints its line.
     pub fn run(&mut self, name: &'static str, step: impl FnOnce(&Path) -> Result<Done>) {
         if self.failed.is_some() || !(self.is_selected)(name) {
             return;
         }
         print!("{name:<12} ");
-        // A closed standard output is noticed at the end of the line at the latest.
+        // If standard output is closed, this is noticed at the latest at the end of the line.
         io::stdout().flush().ok();
         let started = Times::now();
         let result = step(&self.logs.join(format!("{name}.log")));
@@ -121,7 +123,8 @@ impl<S: Fn(&str) -> bool> Steps<S> {
         }
     }
 
-    /// The end of the run: prints where its time went, with `tests` on that of tests. Fails with the name of the step that did.
+    /// Ends the run: prints the times of the steps, and `tests` about the times of tests. If a step failed; the error
+    /// has its name.
     pub fn finish(mut self, tests: &str) -> Result<()> {
         self.wait_for_beside()?;
         let times = Times::now().since(self.started);
@@ -137,7 +140,7 @@ impl<S: Fn(&str) -> bool> Steps<S> {
         Ok(())
     }
 
-    /// The end of a run of steps that were named. Fails with the name of the step that did, or of one that there is not.
+    /// Ends a run of named steps. If a step failed, or one of the names is not a step; the error has the name.
     pub fn finish_named(self, names: &[&str]) -> Result<()> {
         if let Some(name) = self.failed {
             bail!("'{name}' failed; the steps behind it did not run");
@@ -150,7 +153,7 @@ impl<S: Fn(&str) -> bool> Steps<S> {
 impl Times {
     fn now() -> Times {
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-        // Where /proc cannot be read, processor time is shown as 0.
+        // If /proc cannot be read, CPU time is shown as 0.
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let ticks = cpu_ticks(&stat).unwrap_or_default();
         Times { wall_s: START.elapsed().as_secs_f64(), cpu_s: ticks as f64 / TICKS_PER_SECOND }
@@ -165,14 +168,14 @@ impl Times {
     }
 }
 
-/// Processor time of a process and of its children that have ended, from its `/proc/PID/stat`: fields 14 to 17 of proc(5).
+/// CPU time of a process and of its children that have ended, from its `/proc/PID/stat`: fields 14 to 17 of proc(5).
 fn cpu_ticks(stat: &str) -> Option<u64> {
-    // The second field, a file name in parentheses, may hold anything.
+    // The second field, a file name in parentheses, may contain anything.
     let (_, from_third) = stat.rsplit_once(") ")?;
     from_third.split(' ').skip(11).take(4).map(|ticks| ticks.parse::<u64>().ok()).sum()
 }
 
-/// Runs a command with no input and its output in `log`. Returns the output; an error has it, too.
+/// Runs a command with no input, and with its output in `log`. Returns the output, which an error contains too.
 pub fn run(command: &mut Command, log: &Path) -> Result<String> {
     let shown = shown(command);
     let file = File::create(log).with_context(|| format!("making {}", log.display()))?;
@@ -187,15 +190,15 @@ pub fn run(command: &mut Command, log: &Path) -> Result<String> {
     Ok(output)
 }
 
-/// True if a program of this name is there.
+/// True if a program of this name is installed.
 pub fn is_installed(program: &str) -> bool {
     let mut command = Command::new(program);
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
-/// The path of a tool that Cargo builds: once, into the target folder. The version is part of the path, so another one is
-/// built anew.
+/// The path of a tool that Cargo builds once, into the target folder. The version is part of the path, so another
+/// version is built anew.
 pub fn tool(workspace: &Workspace, name: &str, version: &str, log: &Path) -> Result<PathBuf> {
     let tools = workspace.target.join("tools");
     let home = tools.join(format!("{name}-{version}"));
@@ -207,7 +210,8 @@ pub fn tool(workspace: &Workspace, name: &str, version: &str, log: &Path) -> Res
     let build = tools.join("build");
     let mut install = workspace::cargo();
     install.args(["install", "--locked", "--version", version]);
-    // They run for seconds and would be optimised for minutes. Code for unwinding is a part of what is compiled.
+    // The tools run for seconds, but optimising them would take minutes. Code for unwinding is part of what is
+    // compiled, so it is left out.
     for (setting, value) in [("OPT_LEVEL", "0"), ("LTO", "off"), ("DEBUG", "0"), ("PANIC", "abort")] {
         install.env(format!("CARGO_PROFILE_RELEASE_{setting}"), value);
     }
@@ -261,7 +265,7 @@ mod tests {
     fn steps_beside_that_did_not_start_fail_the_run() {
         let folder = logs("beside");
         let mut steps = Steps::new(folder.clone(), |_| true).unwrap();
-        // The program of this test knows no such words.
+        // The program of this test does not know these arguments.
         steps.start_beside(&["docs"], &[]).unwrap();
         let error = steps.finish("").unwrap_err().to_string();
         let said = fs::read_to_string(folder.join("beside-0.log")).unwrap();

@@ -1,15 +1,16 @@
-//! What the output of `cargo test` and nextest says: how many tests passed, and how long they took.
+//! Parses the output of `cargo test` and nextest: how many tests passed, and how long they took.
 
 /// A test, or a test binary, and its time.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TestTime {
-    /// Its crate, and the test or the file that the binary begins with.
+    /// Its crate and the test, or the file with which the binary begins.
     pub name: String,
     /// How long it took.
     pub seconds: f64,
 }
 
-/// Tests that passed, from the summaries of nextest (`12 tests run: 12 passed`) and libtest (`test result: ok. 3 passed`).
+/// Tests that passed, from the summaries of nextest (`12 tests run: 12 passed`) and libtest (`test result: ok. 3
+/// passed`).
 pub fn passed(output: &str) -> u64 {
     let summaries = output.lines().filter(|line| line.contains("tests run:") || line.contains("test result:"));
     let count = |line: &str| -> Option<u64> {
@@ -25,7 +26,8 @@ pub fn times(output: &str) -> Vec<TestTime> {
     let mut times = Vec::new();
     for line in output.lines() {
         if let Some((source, binary)) = started(line) {
-            // Cargo names a file within its package, but not the package. Its unit tests, which run first, have the name.
+            // Cargo prints the name of a file within its package, but not the package. Its unit tests, which run first,
+            // have the package's name.
             if source == "src/lib.rs" || source == "src/main.rs" {
                 crate_name = binary.to_owned();
             }
@@ -48,7 +50,8 @@ fn passed_alone(line: &str) -> Option<TestTime> {
     Some(TestTime { name: name.trim().to_owned(), seconds: seconds.trim().parse().ok()? })
 }
 
-/// The source and the name of the binary that Cargo starts: `Running unittests src/lib.rs (target/debug/deps/name-hash)`.
+/// The source and the name of the binary that Cargo starts: `Running unittests src/lib.rs
+/// (target/debug/deps/name-hash)`.
 fn started(line: &str) -> Option<(&str, &str)> {
     let (source, path) = line.trim_start().strip_prefix("Running ")?.strip_suffix(')')?.rsplit_once(" (")?;
     let (name, _hash) = path.rsplit('/').next()?.rsplit_once('-')?;

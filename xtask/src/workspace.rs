@@ -1,6 +1,6 @@
-//! What the workspace consists of, as Cargo itself reads the manifests.
+//! What the workspace consists of, as Cargo itself parses the manifests.
 //!
-//! Cargo resolves renames, workspace inheritance and target-specific tables; reading the manifests by hand would not.
+//! Cargo resolves renames, workspace inheritance and target-specific tables, which a simple parser would not.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,14 +17,14 @@ pub enum DependencyKind {
     Dev,
 }
 
-/// What a member depends on: another folder of the tree.
+/// A dependency of a member: another folder of the tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Dependency {
     /// The folder used, relative to the root.
     pub folder: String,
     /// When it is needed.
     pub kind: DependencyKind,
-    /// Features that are asked for.
+    /// Features that are requested.
     pub features: Vec<String>,
 }
 
@@ -35,18 +35,18 @@ pub struct Member {
     pub folder: String,
     /// Folders of the tree that the crate depends on.
     pub dependencies: Vec<Dependency>,
-    /// Source files that its targets begin with, relative to the root; not those of tests.
+    /// Root source files of its targets, relative to the root; not those of tests.
     pub roots: Vec<String>,
-    /// Whether the examples in the documentation of its library are tested; none without a library.
+    /// Whether the examples in the documentation of its library are tested; `None` without a library.
     pub doctest: Option<bool>,
 }
 
-/// The members and the places of one workspace.
+/// The members and the folders of a workspace.
 #[derive(Debug)]
 pub struct Workspace {
-    /// Where the root manifest is.
+    /// The folder of the root manifest.
     pub root: PathBuf,
-    /// Where Cargo puts what it builds.
+    /// The folder for Cargo's build output.
     pub target: PathBuf,
     /// All members.
     pub members: Vec<Member>,
@@ -65,18 +65,18 @@ pub fn root() -> &'static Path {
     here.parent().unwrap_or(here)
 }
 
-/// Asks Cargo for the workspace. Fails when a manifest cannot be read.
+/// Loads the workspace from Cargo. If a manifest cannot be read.
 pub fn load() -> Result<Workspace> {
     parse(&metadata("Cargo.toml")?)
 }
 
 impl Workspace {
-    /// Where Cargo puts a program of the dev profile; of an example, with `examples/` before its name.
+    /// The path of a program built in the dev profile; for an example, put `examples/` before its name.
     pub fn built(&self, program: &str) -> PathBuf {
         self.target.join("debug").join(program)
     }
 
-    /// The members of another workspace inside this one, whose manifest is at this path below the root.
+    /// The members of another workspace inside this one, with its manifest at this path below the root.
     pub fn members_of(&self, manifest: &str) -> Result<Vec<Member>> {
         members(&metadata(manifest)?, &self.root)
     }
@@ -136,7 +136,7 @@ fn text<'a>(value: &'a Value, key: &str) -> Result<&'a str> {
     value[key].as_str().with_context(|| format!("cargo metadata has no '{key}'"))
 }
 
-/// `path` below `root`; a path elsewhere stays whole, so that a rule that does not know it refuses it.
+/// `path` relative to `root`; a path elsewhere stays complete, so that no rule matches it.
 fn relative(path: &Path, root: &Path) -> String {
     path.strip_prefix(root).unwrap_or(path).to_string_lossy().replace('\\', "/")
 }

@@ -1,8 +1,8 @@
-//! The documents of the package: the tree of the repository's documents, so that links between them lead to each other.
+//! The documents of the package: the same tree as in the repository, so that links between them work.
 //!
-//! Beside them lie the changelogs under the names that Debian has for them.
+//! The changelogs are beside them, under the names that Debian requires.
 //!
-//! What a link names and the package does not have, such as a folder of sources, loses its link and keeps its words.
+//! A link to something that the package does not have, such as a folder of sources, is replaced by its text.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -36,7 +36,8 @@ pub fn write(root: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the two changelogs that Debian has, to be compressed: that of the program, and that of the package. Returns their paths.
+/// Writes the two changelogs that Debian requires, before compression: that of the program, and that of the package.
+/// Returns their paths.
 pub fn write_changelogs(root: &Path, to: &Path) -> Result<[PathBuf; 2]> {
     let text = fs::read_to_string(root.join("CHANGELOG.md")).context("reading the changelog")?;
     let package = fs::read_to_string(root.join("tools/Cargo.toml")).context("reading who maintains the package")?;
@@ -49,7 +50,8 @@ pub fn write_changelogs(root: &Path, to: &Path) -> Result<[PathBuf; 2]> {
     Ok(paths)
 }
 
-/// Debian's form of the versions in a changelog, the newest first. What changed is told in the changelog itself.
+/// The versions in a changelog in Debian's format, the newest first. The changes themselves are described in the
+/// changelog.
 fn debian_changelog(changelog: &str, maintainer: &str) -> Result<String> {
     let mut out = String::new();
     let released = changelog.lines().filter_map(|line| line.strip_prefix("## [")?.split_once("] - "));
@@ -61,7 +63,7 @@ fn debian_changelog(changelog: &str, maintainer: &str) -> Result<String> {
     Ok(out)
 }
 
-/// `2026-11-28` as Debian writes it. The day of the week is computed as Sakamoto does.
+/// `2026-11-28` as Debian writes it. The day of the week is computed with Sakamoto's algorithm.
 fn debian_date(date: &str) -> Option<String> {
     const DAYS: [&str; 7] = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
     const MONTHS: [(&str, u32); 12] = [
@@ -98,7 +100,7 @@ fn collect(root: &Path, path: &Path, files: &mut BTreeSet<PathBuf>) -> Result<()
     Ok(())
 }
 
-/// True if a link in a file leads somewhere: within the file, to a page of the web, or to another file of the package.
+/// True if a link in a file works: within the file, to a web page, or to another file of the package.
 fn is_there(file: &Path, link: &str, files: &BTreeSet<PathBuf>) -> bool {
     let path = link.split('#').next().unwrap_or_default();
     if path.is_empty() || link.contains("://") || link.starts_with("mailto:") {
@@ -115,13 +117,13 @@ fn is_there(file: &Path, link: &str, files: &BTreeSet<PathBuf>) -> bool {
     files.contains(&at)
 }
 
-/// A text in Markdown in which only links that lead somewhere are links.
+/// Markdown text in which only working links are kept as links.
 fn linked(text: &str, leads_somewhere: impl Fn(&str) -> bool) -> String {
     let (mut out, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(middle) = rest.find("](") {
         let Some(end) = rest[middle..].find(')').map(|end| middle + end) else { break };
         let link = &rest[middle + 2..end];
-        // A link in a code block or behind a bracket that is none is not looked for: such text has no such path.
+        // Links in code blocks and unmatched brackets are not handled, because such text never has these paths.
         match rest[..middle].rfind('[').filter(|_| !leads_somewhere(link) && !link.contains(char::is_whitespace)) {
             Some(start) => {
                 out.push_str(&rest[..start]);

@@ -1,4 +1,4 @@
-//! A folder that stands for the root of another system, with a package database of its own.
+//! A folder that serves as the root of another system, with its own package database.
 
 use std::env;
 use std::fs;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail};
 
-/// Such a folder; it goes away with this.
+/// Such a folder; it is removed on drop.
 pub struct Root(PathBuf);
 
 /// True if this process may own files as root.
@@ -18,7 +18,7 @@ pub fn is_root() -> bool {
 }
 
 impl Root {
-    /// An empty one. Not below the target folder, whose path may be too long for the names of sockets.
+    /// An empty one. It is not below the target folder, whose path may be too long for socket names.
     pub fn new() -> Result<Root> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("sealblock-package-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -30,12 +30,12 @@ impl Root {
         Ok(root)
     }
 
-    /// Where a path of the other system is.
+    /// The path on this machine for a path of the other system.
     pub fn path(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    /// Every file that is there and not dpkg's own, by its path in the other system.
+    /// All files there except dpkg's own, by their paths in the other system.
     pub fn files(&self) -> Result<Vec<String>> {
         let mut found = Vec::new();
         let mut folders = vec![self.0.clone()];
@@ -57,14 +57,14 @@ impl Root {
         format!("/{}", path.strip_prefix(&self.0).unwrap_or(path).display())
     }
 
-    /// Has dpkg do something to the other system, and to that alone.
+    /// Lets dpkg do something to the other system, and only to that.
     pub fn dpkg(&self, action: &str, what: &Path) -> Result<String> {
         let mut command = if is_root() { Command::new("dpkg") } else { Command::new("fakeroot") };
         if !is_root() {
             command.arg("dpkg");
         }
         command.arg("--root").arg(&self.0);
-        // The libraries that it depends on are this machine's. Scripts run here and work below `DPKG_ROOT`.
+        // The libraries that it depends on are those of this machine. Scripts run here and work below `DPKG_ROOT`.
         command.args(["--force-depends", "--force-not-root", "--force-bad-path", "--force-script-chrootless"]);
         let output = command.arg("--log=/dev/null").arg(action).arg(what).stdin(Stdio::null()).output();
         let output = output.context("starting dpkg")?;
@@ -79,7 +79,7 @@ impl Root {
 
 impl Drop for Root {
     fn drop(&mut self) {
-        // What cannot be removed stays until the system empties its folder of temporary files.
+        // What cannot be removed stays until the system cleans its folder of temporary files.
         fs::remove_dir_all(&self.0).ok();
     }
 }

@@ -1,4 +1,4 @@
-//! A unit's service, run as the service manager would run it, but as this user and in a folder: `ExecStart=` with
+//! The service of a unit, run as the service manager would run it, but as this user and in a folder: `ExecStart=` with
 //! `NOTIFY_SOCKET`, `ExecReload=`, SIGTERM.
 
 use std::io::{BufRead, BufReader, Read};
@@ -22,7 +22,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts it, listening on a port that is free; the unit's text says how.
+    /// Starts it as the unit's text says, listening on a free port.
     pub fn start(unit: &str, root: &Root) -> Result<Service> {
         let socket = root.path("/tmp/notify");
         std::fs::remove_file(&socket).ok();
@@ -38,7 +38,7 @@ impl Service {
         Ok(Service { child, notify, output, reload: words_of(unit, "ExecReload")? })
     }
 
-    /// Waits for the next state that it reports to the manager, which has to be this one.
+    /// Waits for the next state that it reports to the manager, which must be this one.
     pub fn expect_state(&mut self, state: &str) -> Result<()> {
         let start = Instant::now();
         while start.elapsed() < STATE_TIMEOUT {
@@ -70,7 +70,7 @@ impl Service {
         Ok(text)
     }
 
-    /// Does what the unit says to reload it.
+    /// Reloads it as the unit says.
     pub fn reload(&self) -> Result<()> {
         let pid = self.child.id().to_string();
         let words: Vec<&str> =
@@ -80,7 +80,7 @@ impl Service {
         if status.success() { Ok(()) } else { bail!("{} failed ({status})", words.join(" ")) }
     }
 
-    /// Ends it as the manager does. Returns what it wrote to standard error.
+    /// Stops it as the manager does. Returns what it wrote to standard error.
     pub fn stop(mut self) -> Result<String> {
         let pid = self.child.id().to_string();
         Command::new("kill").args(["-s", "TERM", &pid]).status().context("starting kill")?;
@@ -97,20 +97,20 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // A service that has ended cannot be killed, which is no error here.
+        // A service that has already ended cannot be killed, which is not an error here.
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-/// The words of a command of a unit.
+/// The words of a command in a unit.
 fn words_of(unit: &str, key: &str) -> Result<Vec<String>> {
     let line = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     let words: Vec<String> = line.unwrap_or_default().split_whitespace().map(str::to_owned).collect();
     if words.is_empty() { bail!("the unit has no {key}=") } else { Ok(words) }
 }
 
-/// The same, with the paths where the folder has them.
+/// The same, with paths replaced by those in the folder.
 fn words(unit: &str, key: &str, root: &Root) -> Result<Vec<String>> {
     let place = |word: String| {
         let word = word.replace("%t", "/run");

@@ -1,4 +1,4 @@
-//! The life of a package: what an administrator does with it, from installation to removal.
+//! The life of a package: everything that an administrator does with it, from installation to removal.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -13,9 +13,9 @@ use super::service::Service;
 use crate::step;
 use crate::workspace::Workspace;
 
-/// Where the package has its units.
+/// The folder with the package's units.
 const UNITS: &str = "/usr/lib/systemd/system";
-/// The units that it has.
+/// The units of the package.
 const UNIT_FILES: [&str; 5] = [
     "sealblock.service",
     "sealblock.socket",
@@ -23,7 +23,7 @@ const UNIT_FILES: [&str; 5] = [
     "sealblock-verify@.service",
     "sealblock-verify@.timer",
 ];
-/// Some of the files that the package has.
+/// Some of the package's files.
 const FILES: [&str; 6] = [
     "/usr/bin/sealblock",
     "/usr/share/man/man1/sealblock-serve.1.gz",
@@ -32,12 +32,12 @@ const FILES: [&str; 6] = [
     "/usr/share/doc/sealblock/changelog.gz",
     "/usr/share/doc/sealblock/changelog.Debian.gz",
 ];
-/// The volume that is made, which belongs to the administrator and not to the package.
+/// The volume that is created, which belongs to the administrator and not to the package.
 const VOLUME: &str = "/var/lib/sealblock/first.volume";
-/// The exposure that `systemd-analyze security` may find at most, in tenths of its unit: 2.0 of 10 is well confined.
+/// The highest exposure that `systemd-analyze security` may report, in tenths of its unit; 2.0 of 10 is well confined.
 const MOST_EXPOSURE: &str = "--threshold=20";
 
-/// Tries a package. Returns a line for people, which names what could not be tried.
+/// Tries a package. Returns a readable line, which names what could not be tried.
 pub fn run(workspace: &Workspace, package: &Path, log: &Path) -> Result<String> {
     let linted = lint(package)?;
     let root = Root::new()?;
@@ -59,25 +59,25 @@ pub fn run(workspace: &Workspace, package: &Path, log: &Path) -> Result<String> 
     Ok(format!("{} KiB; installed, served, reloaded, verified, removed; {linted}; {units}", bytes >> 10))
 }
 
-/// Has Debian's checker look at the package, where it is installed.
+/// Runs Debian's checker on the package, if it is installed.
 fn lint(package: &Path) -> Result<String> {
     if !step::is_installed("lintian") {
         return Ok("not linted: there is no lintian".to_owned());
     }
     let mut lintian = Command::new("lintian");
-    // No settings of this user. What root is warned of is not about the package.
+    // Without settings of this user. The warning about running as root is not about the package.
     output_of(lintian.args(["--no-cfg", "--allow-root", "--fail-on", "error,warning"]).arg(package))?;
     Ok("no error or warning of lintian".to_owned())
 }
 
-/// Enables a unit as `systemctl enable` does, by a link, which a purge has to remove.
+/// Enables a unit as `systemctl enable` does, by a link, which a purge must remove.
 fn enable(root: &Root, by: &str, unit: &str, name: &str) -> Result<()> {
     let folder = root.path("/etc/systemd/system").join(by);
     fs::create_dir_all(&folder).context("making a folder of enabled units")?;
     symlink(Path::new(UNITS).join(unit), folder.join(name)).with_context(|| format!("enabling {name}"))
 }
 
-/// Has systemd make the user that the service runs as, in a folder that stands for a root.
+/// Lets systemd create the user for the service, in a folder that serves as the root.
 fn user(root: &Root, service: &str) -> Result<()> {
     let there = root.path("/tmp/users");
     fs::create_dir_all(there.join("etc")).context("making a folder for users")?;
@@ -93,7 +93,7 @@ fn user(root: &Root, service: &str) -> Result<()> {
     fs::remove_dir_all(&there).context("removing users")
 }
 
-/// Has systemd look at the units, where it is installed.
+/// Lets systemd check the units, if it is installed.
 fn units(root: &Root) -> Result<String> {
     if !step::is_installed("systemd-analyze") {
         return Ok("units not checked: there is no systemd-analyze".to_owned());
@@ -104,12 +104,12 @@ fn units(root: &Root) -> Result<String> {
     verify.args(["verify", "--man=no"]);
     for name in UNIT_FILES {
         let unit = fs::read_to_string(root.path(UNITS).join(name)).with_context(|| format!("reading {name}"))?;
-        // The program is looked for, too.
+        // systemd also looks for the program.
         let program = root.path("/usr/bin/sealblock").display().to_string();
         fs::write(copies.join(name), unit.replace("/usr/bin/sealblock", &program)).context("copying a unit")?;
         verify.arg(copies.join(name));
     }
-    // Of an unknown key systemd-analyze only warns.
+    // For an unknown key, systemd-analyze only prints a warning.
     let printed = output_of(&mut verify)?;
     ensure!(printed.trim().is_empty(), "systemd-analyze verify prints:\n{printed}");
     user(root, &fs::read_to_string(copies.join("sealblock.service")).context("reading the unit")?)?;
@@ -122,10 +122,10 @@ fn units(root: &Root) -> Result<String> {
     Ok("units checked by systemd-analyze".to_owned())
 }
 
-/// Starts the service as it is shipped, gives it a volume, reloads it, writes, verifies, and ends it.
+/// Starts the service as it is shipped, gives it a volume, reloads it, writes, verifies, and stops it.
 fn serve(root: &Root) -> Result<()> {
     let unit = fs::read_to_string(root.path(UNITS).join("sealblock.service")).context("reading the unit")?;
-    // These are the manager's to make (`StateDirectory=`, `RuntimeDirectory=`).
+    // The manager would create these (`StateDirectory=`, `RuntimeDirectory=`).
     for folder in ["/var/lib/sealblock", "/run/sealblock"] {
         fs::create_dir_all(root.path(folder)).with_context(|| format!("making {folder}"))?;
     }
@@ -140,7 +140,8 @@ fn serve(root: &Root) -> Result<()> {
     let config = root.path("/etc/sealblock/sealblock.toml");
     let shipped = fs::read_to_string(&config).context("reading the configuration")?;
     let with_volume = shipped.replace("#[[subsystems.namespaces]]", "[[subsystems.namespaces]]");
-    // A path that does not begin with / begins at the configuration's folder, wherever the manager starts the server.
+    // A path that does not begin with / is relative to the configuration's folder, wherever the manager starts the
+    // server.
     let with_volume = with_volume.replace("#target = \"/var", "target = \"../../var");
     fs::write(&config, with_volume).context("writing the configuration")?;
     service.reload()?;
@@ -161,12 +162,13 @@ fn serve(root: &Root) -> Result<()> {
     fs::remove_file(root.path("/tmp/notify")).context("removing the manager's socket")
 }
 
-/// Runs the service of a scheduled verify on the volume as a manager would: clean, and with the exit status of damage.
+/// Runs the service for scheduled verification of the volume as a manager would: first clean, then with the exit status
+/// for damage.
 fn scheduled_verify(root: &Root) -> Result<()> {
     let unit = fs::read_to_string(root.path(UNITS).join("sealblock-verify@.service")).context("reading the unit")?;
     let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).context("the unit starts something")?;
     let volume = root.path(VOLUME).display().to_string();
-    // `StateDirectory=` has the manager make it; the instance's name is the escaped path.
+    // The manager would create it (`StateDirectory=`); the instance's name is the escaped path.
     let state = root.path("/var/lib/sealblock-verify");
     fs::create_dir_all(&state).context("making the folder of a scheduled verify")?;
     let line = line.replace("%S", &root.path("/var/lib").display().to_string());
@@ -174,7 +176,7 @@ fn scheduled_verify(root: &Root) -> Result<()> {
     let mut words = line.split(' ');
     let program = root.path(words.next().context("the unit starts something")?);
     let mut arguments: Vec<&str> = words.collect();
-    // The folder of the trial may be on a file system without a device of its own, where it is not known how busy it is.
+    // The folder of the trial may be on a file system without its own device, for which it is not known how busy it is.
     let is_on_device = Command::new(&program).args(&arguments).output().context("running a scheduled verify")?;
     if String::from_utf8_lossy(&is_on_device.stderr).contains("--idle cannot determine") {
         arguments.retain(|word| *word != "--idle");
@@ -189,7 +191,7 @@ fn scheduled_verify(root: &Root) -> Result<()> {
     Ok(())
 }
 
-/// Where io_uring is forbidden, the server logs that, with what to do, and serves all the same.
+/// If io_uring is forbidden, the server logs that and what to do, and serves nevertheless.
 fn without_uring(workspace: &Workspace, root: &Root) -> Result<()> {
     let forbid = workspace.built("examples/forbid_uring");
     for (error, needed) in [("EPERM", "seccomp filter"), ("ENOSYS", "CONFIG_IO_URING")] {
@@ -219,7 +221,7 @@ fn sealblock(root: &Root, words: &[&str]) -> Result<String> {
     output_of(Command::new(root.path("/usr/bin/sealblock")).args(words))
 }
 
-/// The output of a command, which has to succeed.
+/// The output of a command, which must succeed.
 fn output_of(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("starting {command:?}"))?;
     let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
