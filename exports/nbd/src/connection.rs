@@ -1,12 +1,12 @@
-//! A connection: one task that receives, executes requests whose device need not wait, and sends.
+//! A connection: one task receives, executes the requests for which the device need not wait, and sends.
 //!
 //! It ends when the client closes it or violates the protocol, when negotiation takes too long, when its export is
-//! removed, when the client's next session names it, or when the server stops. Requests in flight then get some time, and their
-//! replies are sent as far as the client still receives. They hold their blocks against later changes of anyone, because the client
-//! may send them again.
+//! removed, when the client's next session names it, or when the server stops. Then requests in flight get some time to
+//! complete, and their replies are sent as long as the client receives. They keep their blocks locked against later
+//! changes by anyone, because the client may send them again.
 //!
-//! Shape: each poll of the task ([`SendScheduler`]) checks again what may have changed: replies were sent, requests completed, or
-//! other connections released bytes in flight.
+//! Shape: each poll of the task ([`SendScheduler`]) checks again what may have changed: replies that were sent,
+//! requests that completed, bytes in flight that other connections released.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -33,11 +33,12 @@ use sealblock_transport::{
 use crate::shared::{ChosenExport, ServerState};
 use crate::translate::{FailedRequest, OpenExport, RemainingWork, Reply};
 
-/// Bytes of a received request without data.
+/// Bytes of a request header.
 const REQUEST_BYTES: usize = 28;
-/// Bytes that are sent at once: what a client receives of a long reply is known by such steps.
+/// Bytes that are sent at once; how much of a long reply the client has received is known only in such steps.
 const SEND_BYTES: usize = 1 << 20;
-/// A client for whose bytes others wait for memory receives or sends this many of them in this time, or its connection ends.
+/// If others wait for the memory of a client, it must receive or send this many bytes in this time, or its connection
+/// ends.
 const LEAST_BYTES: u64 = 256 << 10;
 const LEAST_BYTES_IN: Duration = Duration::from_secs(2);
 
@@ -53,22 +54,22 @@ pub(crate) struct Connection {
     /// The device of the chosen export.
     open_export: RefCell<Option<Rc<OpenExport>>>,
     session: Rc<ClientSession>,
-    /// Until what is in flight is fenced.
+    /// Set until the requests in flight are fenced.
     watched_end: RefCell<Option<Rc<WatchedEnd<SharedDevice>>>>,
     /// This connection's share of the bytes in flight over all connections.
     share: Share,
-    /// Long requests that have not begun.
+    /// Long requests that have not started.
     work: WorkQueue<(Rc<OpenExport>, Ticket, RemainingWork)>,
     scheduler: SendScheduler,
-    /// Bytes that came and went.
+    /// Bytes that were received and sent.
     moved_bytes: Cell<u64>,
-    /// A reply is being sent.
+    /// True while a reply is being sent.
     is_sending: Cell<bool>,
-    /// A task checks whether the client makes progress.
+    /// True if a task checks whether the client makes progress.
     is_watched: Cell<bool>,
-    /// Replies were sent since a request had to wait for bytes in flight.
+    /// True if replies were sent since a request had to wait for bytes in flight.
     has_room: Cell<bool>,
-    /// No reply can be sent any more.
+    /// True if no reply can be sent any more.
     is_gone: Cell<bool>,
 }
 
@@ -140,7 +141,7 @@ impl Connection {
         self.scheduler.run(&mut sender, self.with_work(self.until(Signals::DRAIN, self.receive()))).await;
         match self.is_lost() {
             true => self.fence().await,
-            // Everything was received, and nothing of it will be sent again.
+            // Everything was received, and none of it will be sent again.
             false => drop(self.watched_end.take()),
         }
         // Requests that were received fail with ESHUTDOWN, and requests in flight complete.
@@ -158,8 +159,8 @@ impl Connection {
         }
     }
 
-    /// True if the client is gone without a word. One that is drained waits for its replies, and what is in flight after NBD_CMD_DISC is
-    /// handled to its end.
+    /// True if the client is gone without having disconnected. While the connection drains, it waits for its replies,
+    /// and what is in flight after NBD_CMD_DISC is completed.
     fn is_lost(&self) -> bool {
         let signal = &self.registration.signal;
         let is_drained = signal.has(Signals::DRAIN) && !signal.has(Signals::ABORT);
@@ -175,14 +176,16 @@ impl Connection {
         drop(self.watched_end.take());
     }
 
-    /// Waits for older connections of the device's clients that have ended, so that nothing that lies unread there is executed after what
-    /// was received here: a client sends it again, and then newer changes.
+    /// Waits until older connections of the device's clients that have ended are read completely, so that no unread
+    /// request there is executed after those received here. A client would send such a request again, and then newer
+    /// changes.
     async fn wait_for_ended(&self) {
         let Some(watched) = self.watched_end.borrow().clone() else { return };
         watched.wait_for_others(SharedDevice::is_same).await;
     }
 
-    /// Polls `receiving`, and before it begins long requests that waited for others to end, here or on other connections.
+    /// Polls `receiving`; before each poll, starts long requests that waited for others to end, here or on other
+    /// connections.
     async fn with_work(self: &Rc<Self>, receiving: impl Future) {
         let mut receiving = pin!(receiving);
         poll_fn(|cx| {
@@ -194,12 +197,12 @@ impl Connection {
         .await
     }
 
-    /// Polls `work` to its end, or until the connection gets this order.
+    /// Polls `work` until it completes or the connection gets this signal.
     async fn until(&self, order: Signals, work: impl Future) {
         let (mut work, mut is_listening) = (pin!(work), false);
         poll_fn(|cx| {
             if !std::mem::replace(&mut is_listening, true) {
-                // A task's waker stays the same.
+                // The waker of a task stays the same.
                 self.registration.signal.listen(cx.waker());
             }
             match self.registration.signal.has(order) {
@@ -254,7 +257,7 @@ impl Connection {
             if buffer.is_some() || is_over {
                 return buffer;
             }
-            // Does not wait for bytes that were released while the last replies were sent.
+            // Returns at once if bytes were released while the last replies were sent.
             if !self.has_room.take() {
                 next_poll().await;
             }
@@ -304,8 +307,8 @@ impl Connection {
         self.moved_bytes.set(self.moved_bytes.get() + bytes as u64);
     }
 
-    /// Ends the connection if its client neither sends the rest of a write nor receives a reply while others wait for the memory of that.
-    /// Ends by itself when the connection holds no more than what is set aside for it.
+    /// Ends the connection if other clients wait for memory and its client neither sends the rest of a write nor
+    /// receives a reply. The task ends when the connection holds no more than its reserve.
     fn watch_client(self: &Rc<Self>) {
         if self.is_watched.replace(true) {
             return;
@@ -351,7 +354,7 @@ impl Connection {
         }
     }
 
-    /// Receives, sends and starts nothing any more.
+    /// From now on receives, sends and starts nothing.
     pub(crate) fn close(&self) {
         self.is_gone.set(true);
         self.core.borrow_mut().close();
@@ -409,7 +412,7 @@ impl Connection {
         }
     }
 
-    /// Opens the chosen export. Requests behind the choice wait until the client's older sessions are fenced.
+    /// Opens the chosen export. Requests received after the choice wait until the client's older sessions are fenced.
     async fn open(&self, index: usize) {
         let Some(advertised) = self.advertised.get(index) else { return };
         let session = self.core.borrow().client_session();
@@ -458,7 +461,7 @@ impl Connection {
         }
     }
 
-    /// Begins long requests that wait, as far as there is memory for them.
+    /// Starts waiting long requests, as far as there is memory for them.
     fn start_work(self: &Rc<Self>) {
         while let Some(((open_export, ticket, work), held)) = self.work.next(&self.scheduler.task()) {
             drop(spawn(Rc::clone(self).execute(open_export, ticket, work, Some(held))));
@@ -474,7 +477,7 @@ impl Connection {
     ) {
         let outcome = open_export.execute(work, &self.is_gone).await;
         drop(held);
-        // Gives what this connection needs no more back to others, too.
+        // Also returns to others what this connection no longer needs.
         self.start_work();
         self.complete(ticket, outcome);
         self.scheduler.wake();

@@ -17,7 +17,7 @@ pub struct Export {
     description: String,
     pub(crate) device: SharedDevice,
     is_read_only: bool,
-    /// Kept for as long as a connection may use the device.
+    /// Kept as long as a connection may use the device.
     _kept: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -42,7 +42,7 @@ pub enum SetupError {
 }
 
 impl Export {
-    /// Returns `device` under this name. The empty name is for clients that name no export.
+    /// Returns `device` under this name. Clients that name no export use the empty name.
     pub fn new(name: impl Into<String>, device: SharedDevice) -> Export {
         Export { name: name.into(), description: String::new(), device, is_read_only: false, _kept: None }
     }
@@ -52,8 +52,8 @@ impl Export {
         &self.name
     }
 
-    /// Returns the same, which keeps `kept` until the export was removed and its last connection has ended. The owner
-    /// of a clone sees by its reference count when the device may be closed.
+    /// Returns the same export, which keeps `kept` until the export has been removed and its last connection has ended.
+    /// The owner of a clone can see by its reference count when the device may be closed.
     pub fn with_owner(mut self, kept: Arc<dyn Any + Send + Sync>) -> Export {
         self._kept = Some(kept);
         self
@@ -89,7 +89,8 @@ impl Export {
             name: self.name.clone(),
             description: self.description.clone(),
             size_bytes: geometry.capacity_bytes(),
-            // Parts of blocks are read, changed and written by the server; clients learn that larger requests are better.
+            // The server itself reads, changes and writes parts of blocks; clients learn that larger requests are
+            // better.
             block_bytes: 1,
             writable: !self.is_read_only && abilities.writable,
             trim: is_there(RequestKind::Discard),
@@ -107,15 +108,15 @@ const ASIDE_BYTES: usize = 512 << 10;
 pub struct Limits {
     /// Concurrent connections; further ones are closed as soon as they are accepted.
     pub connections: usize,
-    /// What one client can make its connection hold.
+    /// What one client can make its connection hold in memory.
     pub connection: core::Limits,
-    /// Bytes of reads and writes in flight over all connections. Reserves 512 KiB for each, and one request of the
-    /// maximum length for the connection that needs more; requests that exceed the rest wait. Raised to the reserve if
-    /// it is less.
+    /// Bytes of reads and writes in flight over all connections. Each connection has a reserve of 512 KiB, and there is
+    /// one request of the maximum length for a connection that needs more; requests beyond that wait. Raised to the
+    /// reserve if it is less.
     pub total_bytes_in_flight: usize,
     /// Time from accepting a connection until it has chosen an export.
     pub negotiation: Duration,
-    /// Time that a client may receive nothing of what was sent to it, in whole milliseconds. Then the connection ends.
+    /// How long a client may receive nothing of what was sent to it, in whole milliseconds. Then its connection ends.
     pub receive: Duration,
     /// Time that requests in flight get when the server stops or the client disconnects, and that a client gets to
     /// receive the last bytes.
@@ -123,8 +124,8 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 64 connections with the defaults of `protocols/nbd`, 256 MiB in flight over all; 10 s to choose an export, 1 min
-    /// without receiving, 5 s to drain.
+    /// 64 connections with the defaults of `protocols/nbd`, and 256 MiB in flight over all of them; 10 s to choose an
+    /// export, 1 min without receiving, 5 s to drain.
     fn default() -> Limits {
         Limits {
             connections: 64,
@@ -138,14 +139,14 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns the limits, raised so that any one connection can make progress.
+    /// Returns the limits, raised so that every connection can make progress.
     pub(crate) fn clamped(mut self) -> Limits {
         let aside = self.connections.saturating_mul(self.aside_bytes()).saturating_add(self.longest_request());
         self.total_bytes_in_flight = self.total_bytes_in_flight.max(aside);
         self
     }
 
-    /// The budget of all connections, without the one request that may exceed it.
+    /// The budget of all connections, not counting the one request that may exceed it.
     pub(crate) fn budget(&self) -> Arc<Budget> {
         Budget::new(self.total_bytes_in_flight - self.longest_request(), self.aside_bytes())
     }

@@ -1,18 +1,18 @@
-//! An NBD server that serves its connections on the cores it is given.
+//! An NBD server that spreads its connections over several cores.
 //!
 //! A [`Server`] owns [`Export`]s and serves the connections that its listeners accept, each on one core.
 //! `protocols/nbd` turns the bytes of a connection into requests, and the device of the chosen export executes them.
 //!
 //! Invariants:
-//! - Every request gets one reply, or its connection ends.
-//! - No task holds a borrow of shared state while it waits, and no input of a client makes this crate panic.
+//! - Every request gets exactly one reply, or its connection ends.
+//! - No task holds a borrow of shared state while it waits, and no input from a client makes this crate panic.
 //! - [`Limits`] bounds what a client can make the server hold.
 //! - A block that does not match its tags is never sent.
 //! - One place chooses the error of a failed request (`translate.rs`), without a case for "everything else".
 //!
 //! Shape: a connection is one task on one core, so its state is in cells. It executes a request in place if the device
-//! need not wait; other requests have a task each. A device stays on the core that opened it, and each connection
-//! attaches to it once.
+//! need not wait; other requests each have their own task. A device stays on the core that opened it, and each
+//! connection attaches to it once.
 
 mod connection;
 mod export;

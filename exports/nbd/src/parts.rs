@@ -1,11 +1,13 @@
-//! Requests that begin or end within a block, which clients send by their defaults.
+//! Requests that begin or end within a block, as clients send them by default.
 //!
-//! Devices have no smaller unit than a block. So what changes a part of one reads the block, changes it, and writes it as a whole, while
-//! nobody else changes it. Invariants: the block is checked against its seal before a part of it is sealed again, so a damaged one is an error
-//! and stays damaged; one that is read is written once, as a whole, so a crash leaves the old or the new one; a session that has ended
-//! meanwhile writes nothing, as its changes fail.
+//! Devices have no unit smaller than a block. So to change a part of a block, this code reads the block, changes it and
+//! writes it as a whole, while nothing else can change it. Invariants: the block is checked against its tags before it
+//! gets new ones, so a damaged block is an error and stays damaged. A block that is read is written once, as a whole,
+//! so a crash leaves the old or the new one. A session that has ended meanwhile writes nothing, because its changes
+//! fail.
 //!
-//! What a request has besides is executed as whole blocks, without a copy: two blocks of memory are all that it takes beyond its own.
+//! The rest of the request is executed as whole blocks, without a copy, so a request needs only two blocks of
+//! additional memory.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -18,7 +20,7 @@ use sealblock_units::{Extent, Lba};
 
 use crate::translate::{FailedRequest, OpenExport, PIECE_BYTES, Reply, durability};
 
-/// What becomes of a part of a block.
+/// What a part of a block becomes.
 enum Content {
     Data(Slice),
     Zeroes,
@@ -27,17 +29,17 @@ enum Content {
 /// A part of one block.
 struct BlockPart {
     lba: Lba,
-    /// Bytes of the block.
+    /// Which bytes of the block.
     within: Range<usize>,
-    /// Bytes of the request that go there.
+    /// Which bytes of the request go there.
     source: Range<usize>,
 }
 
-/// A range of bytes by the blocks that it lies in.
+/// A range of bytes, divided into whole and partial blocks.
 struct Parts {
-    /// The block that it begins within, and the one that it ends within.
+    /// The block within which it begins, and the one within which it ends.
     partial: Vec<BlockPart>,
-    /// The bytes of the export that are whole blocks; they may be none.
+    /// The bytes of the export that are whole blocks; can be empty.
     whole: Range<u64>,
 }
 
@@ -93,13 +95,13 @@ impl OpenExport {
         self.in_pieces(whole.start, whole.end - whole.start, PIECE_BYTES, is_gone, zero).await
     }
 
-    /// The whole blocks among bytes, as offset and length; what lies in others is nothing that a device can discard.
+    /// The whole blocks within a range of bytes, as offset and length; a device cannot discard the rest.
     pub(crate) fn whole_blocks(&self, offset: u64, length: u64) -> (u64, u64) {
         let whole = Parts::of(offset, length, self.block_shift()).whole;
         (whole.start, whole.end - whole.start)
     }
 
-    /// The blocks that bytes lie in, as offset and length.
+    /// The blocks that contain a range of bytes, as offset and length.
     pub(crate) fn covering(&self, offset: u64, length: u64) -> (u64, u64) {
         let block = 1u64 << self.block_shift();
         let (start, end) = (offset - offset % block, (offset + length).next_multiple_of(block));
@@ -118,7 +120,7 @@ impl OpenExport {
         };
         let is_zero_already = before[part.within.clone()].iter().all(|byte| *byte == 0);
         let request = match content {
-            // A block that was never written stays so.
+            // A block that was never written stays unwritten.
             Content::Zeroes if is_zero_already && durability(fua) == Durability::Volatile => return Ok(()),
             Content::Zeroes if is_zero_already => Request::flush(),
             content => {
@@ -139,10 +141,10 @@ impl OpenExport {
 mod tests {
     use super::*;
 
-    /// A block, which bytes of it, and which of the request go there.
+    /// A block, which of its bytes, and which bytes of the request go there.
     type Part = (u64, Range<usize>, Range<usize>);
 
-    /// The parts of a range over blocks of 4096 bytes, and the whole blocks.
+    /// The partial blocks of a range, with blocks of 4096 bytes, and the whole blocks.
     fn parts(offset: u64, length: u64) -> (Vec<Part>, Range<u64>) {
         let Parts { partial, whole } = Parts::of(offset, length, 12);
         (partial.into_iter().map(|part| (part.lba.get(), part.within, part.source)).collect(), whole)

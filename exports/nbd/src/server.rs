@@ -12,7 +12,7 @@ use crate::connection::Connection;
 use crate::export::{Export, Limits, SetupError};
 use crate::shared::{Client, ServerState};
 
-/// NBD has no keep alive of its own, and a client may be idle for any time.
+/// NBD has no keep alive of its own, and a client may be idle for any length of time.
 const KEEPALIVE: Keepalive = Keepalive { idle_s: 60, interval_s: 10, probes: 6 };
 
 /// An NBD server. Clones are the same server, on any core.
@@ -20,8 +20,8 @@ const KEEPALIVE: Keepalive = Keepalive { idle_s: 60, interval_s: 10, probes: 6 }
 pub struct Server(Arc<ServerState>);
 
 impl Server {
-    /// Returns a server for these exports. The first is the default, for clients that name none, unless one has the
-    /// empty name.
+    /// Returns a server for these exports. The first one is the default for clients that name none, unless an export
+    /// has the empty name.
     ///
     /// # Errors
     /// [`SetupError::Duplicate`] and [`SetupError::TooLong`].
@@ -31,7 +31,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Adds an export, after the others, for clients that connect from now on.
+    /// Adds an export after the existing ones, for clients that connect from now on.
     ///
     /// # Errors
     /// [`SetupError::Duplicate`] and [`SetupError::TooLong`].
@@ -39,8 +39,8 @@ impl Server {
         self.0.add(export)
     }
 
-    /// Removes an export. Its connections complete their requests in flight and close, within [`Limits::drain`]; later
-    /// requests fail with ESHUTDOWN. Another export may take its name at once.
+    /// Removes an export. Its connections complete their requests in flight and close within [`Limits::drain`]; later
+    /// requests fail with ESHUTDOWN. Another export may use its name at once.
     ///
     /// # Errors
     /// [`SetupError::Unknown`].
@@ -58,8 +58,8 @@ impl Server {
         self.0.resize(name, device)
     }
 
-    /// Sets the default export, for clients that connect from now on and name none, whatever was added before it. While
-    /// no export has this name, such clients are refused. With `None` the first export is the default.
+    /// Sets the default export for clients that connect from now on and name none, regardless of the order of adding.
+    /// As long as no export has this name, such clients are refused. With `None` the first export is the default.
     pub fn set_default(&self, name: Option<String>) {
         self.0.set_default(name);
     }
@@ -69,25 +69,24 @@ impl Server {
         self.0.advertised().iter().map(|export| export.name.clone()).collect()
     }
 
-    /// Returns the same server, which from now on spreads its connections over these cores, whichever core accepts them:
-    /// each goes to the core with the fewest. Without cores, connections stay where they are accepted.
+    /// Returns the same server, which from now on spreads its connections over these cores, whichever core accepts
+    /// them: each goes to the core with the fewest. Without cores, connections stay where they are accepted.
     pub fn with_cores(self, cores: impl IntoIterator<Item = CoreHandle>) -> Server {
         self.0.serving.set_cores(cores);
         self
     }
 
-    /// Serves the connections of a listener until [`Server::stop`] or until the reactor's core stops. Then lets
-    /// requests in flight complete, for [`Limits::drain`], and closes. May run for several listeners at once, on one
-    /// core or on several. A core that stops also stops the whole server.
+    /// Serves the connections of a listener until [`Server::stop`], or until the reactor's core stops. Then it lets
+    /// requests in flight complete, for [`Limits::drain`], and closes. May be called for several listeners at once, on
+    /// one core or on several. If a core stops, the whole server stops.
     ///
     /// # Errors
-    /// The error of a listener that cannot accept any more. Only this listener ends then; connections and other
-    /// listeners continue.
+    /// If the listener cannot accept any more. Then only this listener ends; connections and other listeners continue.
     pub fn serve(&self, listener: Listener) -> LocalBoxFuture<'_, io::Result<()>> {
         Box::pin(async move {
             let server = Arc::clone(&self.0);
             let begin = move |stream: Stream, registration| {
-                // A socket that fails here is about to close.
+                // If this fails, the socket is about to close.
                 let _ = stream.set_keepalive(Some(KEEPALIVE));
                 spawn(Connection::new(stream, Arc::clone(&server), registration).run());
             };
@@ -95,17 +94,17 @@ impl Server {
         })
     }
 
-    /// Takes no more connections and requests, on any core. [`Server::serve`] returns when the server has stopped.
+    /// Accepts no more connections and requests, on any core. [`Server::serve`] returns when the server has stopped.
     pub fn stop(&self) {
         self.0.serving.stop();
     }
 
-    /// Connections that are served now, on all cores, or that still have requests in flight.
+    /// Connections on all cores that are being served, or that still have requests in flight.
     pub fn connections(&self) -> usize {
         self.0.serving.connections()
     }
 
-    /// The connections that use an export now, in the order of their connecting.
+    /// The connections that use an export now, in the order in which they connected.
     pub fn clients(&self) -> Vec<Client> {
         self.0.clients()
     }

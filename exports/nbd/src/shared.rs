@@ -11,20 +11,20 @@ use sealblock_transport::{ControlSignal, Ends, Registration, Serving, Signals, w
 
 use crate::export::{Export, Limits, SetupError};
 
-/// First and longest pause between two looks whether older sessions are fenced.
+/// The first and the longest pause between two checks whether older sessions are fenced.
 const FENCE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_FENCE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The exports.
 #[derive(Default)]
 struct ExportList {
-    /// Each lives until it is removed and its last connection has ended.
+    /// An export lives until it has been removed and its last connection has ended.
     exports: Vec<Arc<Export>>,
     /// What clients see of each.
     advertised: Arc<[core::Export]>,
     /// The name of the default export; `None` for the first.
     default: Option<String>,
-    /// What connections have chosen, by their numbers, for as long as they live.
+    /// The choices of connections, by their numbers, as long as they live.
     choices: BTreeMap<u64, Choice>,
 }
 
@@ -41,10 +41,10 @@ struct Choice {
 pub(crate) struct ServerState {
     pub(crate) limits: Limits,
     pub(crate) budget: Arc<Budget>,
-    /// For requests without data that have begun.
+    /// The memory for requests without data that have started.
     pub(crate) work_budget: Arc<Budget>,
     pub(crate) serving: Arc<Serving>,
-    /// Tells ends of connections that were not read yet, and which device each uses.
+    /// Tracks connections that have ended but were not completely read, and which device each uses.
     pub(crate) ends: Arc<Ends<SharedDevice>>,
     exports: Mutex<ExportList>,
 }
@@ -83,12 +83,12 @@ impl ServerState {
         }
     }
 
-    /// Returns what clients see that connect now.
+    /// Returns what clients that connect now see.
     pub(crate) fn advertised(&self) -> Arc<[core::Export]> {
         Arc::clone(&lock(&self.exports).advertised)
     }
 
-    /// Sets the name of the default export. While no export has it, there is no default.
+    /// Sets the name of the default export. As long as no export has this name, there is no default.
     pub(crate) fn set_default(&self, name: Option<String>) {
         lock(&self.exports).default = name;
     }
@@ -153,7 +153,7 @@ impl ServerState {
         Ok(())
     }
 
-    /// The connections that have chosen an export, in the order of their connecting.
+    /// The connections that have chosen an export, in the order in which they connected.
     pub(crate) fn clients(&self) -> Vec<Client> {
         let client = |choice: &Choice| Client {
             export: choice.export.name().to_owned(),
@@ -163,7 +163,7 @@ impl ServerState {
         lock(&self.exports).choices.values().map(client).collect()
     }
 
-    /// Records that this connection chose the export that it was shown, if the server still has it.
+    /// Records that this connection chose the export that it was shown, if the server still has that export.
     pub(crate) fn choose(
         self: &Arc<Self>,
         connection: &Registration,
@@ -171,9 +171,9 @@ impl ServerState {
         from: &str,
         session: Option<core::SessionName>,
     ) -> Option<ChosenExport> {
-        // Held until the choice is recorded, so that a later removal of the export finds this connection.
+        // Locked until the choice is recorded, so that a later removal of the export finds this connection.
         let mut offered = lock(&self.exports);
-        // The export may have grown since; a client of one that shrank would see too large a size.
+        // The export may have grown since then; if it shrank, the client would see too large a size.
         let is_it = |other: &core::Export| {
             other.size_bytes >= info.size_bytes
                 && core::Export { size_bytes: other.size_bytes, ..info.clone() } == *other
@@ -187,7 +187,7 @@ impl ServerState {
 }
 
 impl ChosenExport {
-    /// Ends the client's sessions before this one, and waits until they are fenced.
+    /// Ends the client's sessions that are older than this one, and waits until they are fenced.
     pub(crate) async fn end_older_sessions(&self) {
         let mut pause = FENCE_POLL_INTERVAL;
         loop {
@@ -211,7 +211,7 @@ impl ChosenExport {
         offered.choices.values().filter(is_older).map(|choice| Arc::clone(&choice.signal)).collect()
     }
 
-    /// What the connection has in flight is fenced, and it starts nothing more.
+    /// Records that what the connection has in flight is fenced, and that it starts nothing more.
     pub(crate) fn set_fenced(&self) {
         if let Some(choice) = lock(&self.server.exports).choices.get_mut(&self.number) {
             choice.session = None;

@@ -12,10 +12,11 @@ use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::submitted;
 use sealblock_units::{BlockSize, Extent};
 
-/// Bytes that are trimmed or zeroed at once, with a turn of the reactor behind each: others wait for one piece of each long request that has begun, and
-/// one of a client that has disconnected ends after the next piece.
+/// Bytes that are trimmed or zeroed at once. After each piece other tasks run: others wait for one piece of each long
+/// request that has started, and a request of a client that has disconnected ends after the next piece.
 pub(crate) const PIECE_BYTES: u64 = 16 << 20;
-/// The most that a request without data takes of the server's memory for work, although it needs less: so only some long ones begin at a time.
+/// The most that a request without data counts against the server's memory for work, although it needs less. It limits
+/// how many long requests start at a time.
 const MAX_WORK_BYTES: u64 = 1 << 20;
 /// Bytes that are read at once for CACHE.
 const CACHE_BYTES: u64 = 1 << 20;
@@ -46,7 +47,7 @@ impl From<ErrorCode> for FailedRequest {
 }
 
 impl FailedRequest {
-    /// The same of a request from this offset on, which may begin within the bad block.
+    /// The same error for a request from this offset on, which may begin within the bad block.
     fn from(mut self, offset: u64) -> FailedRequest {
         self.reply.offset = self.reply.offset.map(|at| at.max(offset));
         self
@@ -60,16 +61,17 @@ pub(crate) struct OpenExport {
     pub(crate) can_return_partial: bool,
 }
 
-/// What is left to do of a request that was not executed in place.
+/// What remains to be done of a request that was not executed in place.
 pub(crate) enum RemainingWork {
-    /// All of it.
+    /// Everything.
     Command(Command),
-    /// To execute this request of the device.
+    /// Execute this request of the device.
     Request(Request),
 }
 
 impl RemainingWork {
-    /// What it takes of the memory for work: something if it has no data, so that it takes as long as its client wishes.
+    /// What it counts against the memory for work: more than nothing if it has no data, because then its client decides
+    /// how long it takes.
     pub(crate) fn work_bytes(&self) -> usize {
         let RemainingWork::Command(command) = self else { return 0 };
         match command {
@@ -83,7 +85,7 @@ impl RemainingWork {
 }
 
 impl OpenExport {
-    /// Executes a request now if its device need not wait; otherwise returns what is left to do.
+    /// Executes a request now if its device need not wait; otherwise returns what remains to be done.
     pub(crate) fn try_execute(&self, command: Command) -> Result<Result<Reply, FailedRequest>, RemainingWork> {
         let request = match self.translate(command) {
             Ok(request) => request,
@@ -99,7 +101,7 @@ impl OpenExport {
         }
     }
 
-    /// Translates a valid request that is one request of the device.
+    /// Translates a valid request that corresponds to one request of the device.
     fn translate(&self, command: Command) -> Result<Request, Command> {
         let extent = |offset, length| self.extent(offset, length).ok();
         Ok(match command {
@@ -126,7 +128,7 @@ impl OpenExport {
         }
     }
 
-    /// Executes what is left of a request. A long one ends early once `is_gone`.
+    /// Executes what remains of a request. A long one ends early once `is_gone` is set.
     pub(crate) async fn execute(&self, work: RemainingWork, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
         match work {
             RemainingWork::Request(request) => match request.kind() {
@@ -153,7 +155,8 @@ impl OpenExport {
                 let discard = |extent| Request::discard([extent]);
                 let (offset, length) = self.whole_blocks(offset, length);
                 self.in_pieces(offset, length, PIECE_BYTES, is_gone, discard).await?;
-                // One Flush behind all pieces, by this client: so it learns of flushes of others that failed in between.
+                // One Flush by this client after all pieces, so that it also reports failed flushes of others in
+                // between.
                 if fua { self.run_request(Request::flush()).await.map(|_| Reply::Done) } else { Ok(Reply::Done) }
             }
             Command::Cache { offset, length } => {
@@ -162,7 +165,7 @@ impl OpenExport {
                 let cached = self.in_pieces(start, covered, CACHE_BYTES, is_gone, read).await;
                 cached.map_err(|failed| failed.from(offset))
             }
-            // Parts of blocks are written.
+            // Parts of blocks must be written.
             Command::WriteZeroes { offset, length, fast: true, no_hole, .. }
                 if no_hole || !self.zeroes_fast() || self.covering(offset, length) != (offset, length) =>
             {
@@ -176,16 +179,16 @@ impl OpenExport {
         }
     }
 
-    /// True if zeroes cost less than writing them: only where the device deallocates the blocks.
+    /// True if zeroing costs less than writing: only if the device deallocates the blocks.
     fn zeroes_fast(&self) -> bool {
         let abilities = self.device.abilities();
         abilities.write_zeroes == Ability::Native && abilities.unmap_zeroes
     }
 
-    /// The blocks of these bytes.
+    /// The blocks with exactly these bytes.
     ///
     /// # Errors
-    /// If they are none, or begin or end within one.
+    /// If there are none, or if they begin or end within a block.
     pub(crate) fn extent(&self, offset: u64, length: u64) -> Result<Extent, FailedRequest> {
         let shift = self.block_shift();
         if (offset | length).trailing_zeros() < shift {
@@ -216,7 +219,7 @@ impl OpenExport {
         }
     }
 
-    /// Reads the blocks that bytes lie in.
+    /// Reads the blocks that contain these bytes.
     async fn read_bytes(&self, offset: u64, length: u64) -> Result<Slice, ErrorReply> {
         let (start, covered) = self.covering(offset, length);
         let extent = self.extent(start, covered).map_err(|failed| failed.reply)?;
@@ -231,7 +234,8 @@ impl OpenExport {
         }
     }
 
-    /// Reads the data of a failed read again, up to the first bad block. Best effort: the read has failed anyway.
+    /// Reads the data of a failed read again, up to the first bad block. This is done if possible; the read has failed
+    /// in any case.
     async fn read_before(&self, (offset, asked): (u64, u64), damaged: Option<u64>) -> Option<Slice> {
         let length = damaged?.checked_sub(offset).filter(|length| (1..asked).contains(length))?;
         if !self.can_return_partial {
@@ -284,7 +288,7 @@ const RUNS: usize = 1024;
 const HOLE: u32 = 3;
 
 impl OpenExport {
-    /// Returns the status of the bytes from `offset` on: of all that was requested, or of enough for one reply.
+    /// Returns the status of the bytes from `offset` on: of all that was requested, or of as many as fit in one reply.
     pub(crate) async fn status(
         &self,
         offset: u64,
@@ -293,12 +297,12 @@ impl OpenExport {
         is_gone: &Cell<bool>,
     ) -> Result<Reply, FailedRequest> {
         let max_runs = if one { 1 } else { RUNS };
-        // What is told ends with a block, which may be behind the end of what was asked.
+        // The reported status ends with a block, which may be after the end of the request.
         let (start, covered) = self.covering(offset, length);
         let (mut at, end) = (start, start + covered);
         let mut runs: Vec<StatusDescriptor> = Vec::new();
         for _ in 0..WINDOWS {
-            // One run more than the limit proves that the last one is complete.
+            // One run more than the limit shows that the last one is complete.
             if at == end || runs.len() > max_runs || is_gone.get() {
                 break;
             }
@@ -308,7 +312,7 @@ impl OpenExport {
             submitted().await;
         }
         runs.truncate(max_runs);
-        // A run has whole blocks, so the first one has the byte that was asked for.
+        // A run consists of whole blocks, so the first one contains the first requested byte.
         runs.iter_mut().take(1).for_each(|first| first.length -= offset - start);
         if runs.is_empty() { Err(ErrorCode::Shutdown.into()) } else { Ok(Reply::Status(runs)) }
     }
@@ -335,7 +339,7 @@ impl OpenExport {
     }
 }
 
-/// Returns the error reply for a device's error, with the offset of the first bad block if it is about one.
+/// Returns the error reply for a device's error, with the offset of the first bad block if it has one.
 pub(crate) fn of_error(error: &Error, size: BlockSize) -> ErrorReply {
     let first = error.bad_blocks().map(|bad_blocks| bad_blocks.first().lba.get());
     let offset = first.and_then(|lba| lba.checked_mul(size.bytes() as u64));

@@ -1,7 +1,8 @@
-//! Load on a target's namespace 1, from one core: `load ADDRESS NQN CORE read|write BYTES DEPTH QUEUES SECONDS [digests] [pract]`.
+//! Generates load on namespace 1 of a target from one core: `load ADDRESS NQN CORE read|write BYTES DEPTH QUEUES
+//! SECONDS [digests] [pract]`.
 //!
-//! DEPTH is for each of the QUEUES. Blocks are random within the first 64 MiB, 4096 bytes each. Prints I/Os a second, and
-//! the mean and the 99th percentile of the latency.
+//! DEPTH applies to each of the QUEUES. Blocks are random within the first 64 MiB, 4096 bytes each. Prints I/Os per
+//! second, and the mean and the 99th percentile of the latency.
 
 use std::cell::{Cell, RefCell};
 use std::error::Error;

@@ -3,7 +3,7 @@
 //! DEVICE is `null` or `memory`. PI is `none`, `made` (the target makes and checks it, hosts see plain blocks) or
 //! `shown` (extended blocks, PRACT of each command says whether the host or the target makes it). The namespace is 1 of
 //! `nqn.2026-11.org.example:speed`, in blocks of 4096 bytes, with the 16-bit guard and Type 1. `memory` is filled
-//! first, since memory that was never written costs nothing to read. It runs until it is killed.
+//! first, because reading memory that was never written costs nothing. It runs until it is killed.
 
 use std::error::Error;
 use std::net::SocketAddr;

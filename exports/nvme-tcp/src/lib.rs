@@ -1,20 +1,21 @@
-//! An NVMe/TCP target that serves its connections on the cores it is given.
+//! An NVMe/TCP target that spreads its connections over several cores.
 //!
 //! A [`Target`] owns [`Subsystem`]s and serves the connections that its listeners accept, each on one core. A
 //! connection is one queue: `protocols/nvme-tcp` turns its bytes into commands, and a controller (admin queue) or the
 //! device of a namespace (I/O queue) executes them.
 //!
 //! Invariants:
-//! - Every command is completed once, or its connection ends; only Asynchronous Event Requests stay outstanding.
-//! - No task holds a borrow of shared state while it waits, and no input of a host makes this crate panic.
+//! - Every command is completed exactly once, or its connection ends; only Asynchronous Event Requests may stay
+//!   outstanding.
+//! - No task holds a borrow of shared state while it waits, and no input from a host makes this crate panic.
 //! - [`Limits`] bounds what a host can make the target hold.
 //! - One place chooses the status of a failed command (`model/command_error.rs`), without a case for "everything else".
 //!
-//! Shape: a connection belongs to one core, so its state is in cells, and it is one task: it executes what was received
-//! together and sends the completions together. A command that waits for its device has a slot of its own (`command/slots.rs`),
-//! so a slow command delays no other. Queues of one controller may be on several cores. They share flags that commands
-//! read, and locks that only admin commands and queues that connect or disconnect take. A device stays on the core that
-//! opened it, and each queue attaches to it once (`command/queue_context.rs`).
+//! Shape: a connection belongs to one core, so its state is in cells. It is one task, which executes together what was
+//! received together, and sends the completions together. A command that waits for its device has its own slot
+//! (`command/slots.rs`), so a slow command does not delay others. Queues of one controller may be on several cores.
+//! They share flags that commands read, and locks that only admin commands and queues that connect or disconnect take.
+//! A device stays on the core that opened it, and each queue attaches to it once (`command/queue_context.rs`).
 
 mod command;
 mod connection;

@@ -1,7 +1,7 @@
-//! Changes of a target that serves: adds, removes and resizes subsystems, namespaces and allowed hosts.
+//! Changes of a target while it serves: adds, removes and resizes subsystems, namespaces and allowed hosts.
 //!
-//! Each change is complete when its function returns. Controllers that it ends complete their commands in flight and
-//! close within [`crate::Limits::drain`], on their own cores.
+//! Each change is complete when its function returns. Controllers that a change ends complete their commands in flight
+//! and close within [`crate::Limits::drain`], on their own cores.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -33,8 +33,8 @@ impl Target {
         })
     }
 
-    /// Removes a subsystem and ends its controllers, once commands in flight have completed. Another subsystem may take
-    /// its name at once. [`Target::controllers`] counts the remaining controllers.
+    /// Removes a subsystem, and ends its controllers once their commands in flight have completed. Another subsystem
+    /// may use its name at once. [`Target::controllers`] counts the remaining controllers.
     ///
     /// # Errors
     /// [`SetupError::UnknownNqn`].
@@ -49,8 +49,8 @@ impl Target {
         Ok(())
     }
 
-    /// Sets which hosts may connect. Controllers of hosts that no longer may are ended, once commands in flight have
-    /// completed.
+    /// Sets which hosts may connect. Controllers of hosts that are no longer allowed end once their commands in flight
+    /// have completed.
     ///
     /// # Errors
     /// [`SetupError::UnknownNqn`].
@@ -72,17 +72,17 @@ impl Target {
         self.exchange_namespaces(nqn, &[], vec![(nsid, namespace)])
     }
 
-    /// Sets the addresses that the discovery log names: pairs of a listener's address and of the address by which hosts
-    /// reach it from outside, as through address translation. Replaces earlier pairs.
+    /// Sets the addresses in the discovery log: pairs of a listener's address and the address at which hosts outside
+    /// reach it, for instance through address translation. Replaces earlier pairs.
     pub fn advertise(&self, addresses: Vec<(SocketAddr, SocketAddr)>) {
         self.0.advertised.set(addresses);
-        // The subsystems stay, but the page changes.
+        // The subsystems stay the same, but the page changes.
         let Ok(()) = self.0.change_subsystems(|_| Ok::<(), Infallible>(()));
     }
 
     /// Removes a namespace from a subsystem. Commands in flight on it complete; the last of them releases the
-    /// namespace, and with it its share of the device and of [`Namespace::state`]. The owner of a clone of that state
-    /// sees by its reference count when the device may be closed.
+    /// namespace, and with it its references to the device and to [`Namespace::state`]. The owner of a clone of that
+    /// state can see by its reference count when the device may be closed.
     ///
     /// # Errors
     /// [`SetupError::UnknownNqn`] and [`SetupError::UnknownNsid`].
@@ -90,11 +90,12 @@ impl Target {
         self.exchange_namespaces(nqn, &[nsid], Vec::new())
     }
 
-    /// Removes namespaces from a subsystem and adds others, as [`Target::remove_namespace`] and [`Target::add_namespace`] do, in
-    /// one change: a host that is told of the first one finds all of them. On an error nothing has changed.
+    /// Removes namespaces from a subsystem and adds others, like [`Target::remove_namespace`] and
+    /// [`Target::add_namespace`], in one step: a host that is notified of the first change finds all of them. After an
+    /// error nothing has changed.
     ///
     /// # Errors
-    /// Those of both.
+    /// As for these two.
     pub fn exchange_namespaces(
         &self,
         nqn: &Nqn,
@@ -113,8 +114,8 @@ impl Target {
 
     /// Sets the geometry of a namespace to that of `device`, which is a newer handle of the same device. Its
     /// controllers see it with their next command, and report it to their hosts (Attached Namespace Attribute Changed).
-    /// The identity of the namespace, its state and its flush cursors stay. An operator should shrink the file system
-    /// of a host first, but safety does not depend on it: the device fails requests past its end.
+    /// The identity of the namespace, its state and its flush cursors stay. An operator should shrink a host's file
+    /// system first, but safety does not depend on that: the device fails requests past its end.
     ///
     /// # Errors
     /// [`SetupError::UnknownNqn`] and [`SetupError::UnknownNsid`].
@@ -130,12 +131,12 @@ impl Target {
         Ok(())
     }
 
-    /// The names of the subsystems, in the order of adding.
+    /// The names of the subsystems, in the order in which they were added.
     pub fn subsystems(&self) -> Vec<Nqn> {
         self.0.subsystems().1.iter().map(|subsystem| subsystem.nqn.clone()).collect()
     }
 
-    /// The identifiers of a subsystem's namespaces, in rising order.
+    /// The identifiers of a subsystem's namespaces, in ascending order.
     ///
     /// # Errors
     /// [`SetupError::UnknownNqn`].

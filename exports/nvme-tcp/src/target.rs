@@ -40,13 +40,12 @@ impl Target {
         self
     }
 
-    /// Serves the connections of a listener until [`Target::stop`] or until the reactor's core stops. Then lets
-    /// commands in flight complete, for [`Limits::drain`], and closes. May run for several listeners at once, on one
-    /// core or on several. A core that stops also stops the whole target.
+    /// Serves the connections of a listener until [`Target::stop`], or until the reactor's core stops. Then it lets
+    /// commands in flight complete, for [`Limits::drain`], and closes. May be called for several listeners at once, on
+    /// one core or on several. If a core stops, the whole target stops.
     ///
     /// # Errors
-    /// The error of a listener that cannot accept any more. Only this listener ends then; connections and other
-    /// listeners continue.
+    /// If the listener cannot accept any more. Then only this listener ends; connections and other listeners continue.
     pub fn serve(&self, listener: Listener) -> LocalBoxFuture<'_, io::Result<()>> {
         Box::pin(async move {
             let target = Arc::clone(&self.0);
@@ -57,23 +56,23 @@ impl Target {
         })
     }
 
-    /// Takes no more connections and commands, on any core. [`Target::serve`] returns when the target has stopped.
+    /// Accepts no more connections and commands, on any core. [`Target::serve`] returns when the target has stopped.
     pub fn stop(&self) {
         self.0.serving.stop();
     }
 
-    /// Connections that are served now, on all cores, or that still have commands in flight.
+    /// Connections on all cores that are being served, or that still have commands in flight.
     pub fn connections(&self) -> usize {
         self.0.serving.connections()
     }
 
-    /// Returns what the I/O queues of a subsystem moved since it was added, and how much of it had its CRC computed.
-    /// `None` if there is no such subsystem. Bytes in flight may be missing.
+    /// Returns how many bytes the I/O queues of a subsystem have moved since it was added, and for how many a CRC was
+    /// computed. `None` if there is no such subsystem. Bytes in flight may be missing from the counts.
     pub fn checksum_stats(&self, nqn: &Nqn) -> Option<ChecksumStats> {
         Some(self.0.subsystem(nqn)?.traffic().checksums)
     }
 
-    /// Controllers of this subsystem. The subsystem may be removed already, with controllers that have not all ended.
+    /// Controllers of this subsystem. The subsystem may already be removed, with controllers that have not all ended.
     pub fn controllers(&self, nqn: &Nqn) -> usize {
         self.0.controllers().iter().filter(|controller| controller.subsystem.nqn == *nqn).count()
     }
@@ -97,8 +96,8 @@ pub struct ConnectedHost {
 }
 
 impl Target {
-    /// The hosts that are connected now, in the order of their controllers. Leaves out hosts of the discovery
-    /// subsystem.
+    /// The hosts that are connected now, in the order of their controllers. Hosts of the discovery subsystem are not
+    /// included.
     pub fn connected_hosts(&self) -> Vec<ConnectedHost> {
         let controllers = self.0.controllers();
         let users = controllers.iter().filter(|controller| !controller.is_discovery);

@@ -1,4 +1,5 @@
-//! What a command allocates on the target's core in the long run: nothing over memory, and little over a mirror of volumes.
+//! How much memory a command allocates on the target's core after warm-up: none on a memory device, and little on a
+//! mirror of volumes.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -92,7 +93,7 @@ async fn write_each(io: &mut Queue, blocks_of: std::ops::Range<u64>) {
     }
 }
 
-/// Counts allocations of the target's core in the second hundred rounds.
+/// Counts the allocations on the target's core during the second hundred rounds.
 async fn rounds(core: &CoreHandle, io: &mut Queue, nsid: u32, digests: bool) -> u64 {
     let mut counted = Vec::new();
     for round in 0..=200 {
@@ -139,8 +140,8 @@ fn commands_allocate_nothing_in_the_long_run() {
     });
 }
 
-/// The path that docs/path.md draws. What remains are nodes of the memtables and buffers of commits, which the volumes' workers
-/// write on the same core: 100 allocations when this was written.
+/// The path that docs/path.md shows. What remains are nodes of the memtables and buffers of commits, which the volumes'
+/// workers write on the same core: 100 allocations at the time of writing.
 #[test]
 fn a_write_to_a_mirror_of_volumes_allocates_little_in_the_long_run() {
     let cores = match Cores::start(Placement::Count(1), Config { runtime: BackendChoice::Uring, ..Config::default() }) {

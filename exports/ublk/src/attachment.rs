@@ -1,8 +1,8 @@
-//! Attaching a device as a block device, and taking one over whose server is gone.
+//! Attaches a device as a block device, and takes over a block device whose server has ended.
 //!
-//! A block device outlives its server: while that is gone, requests wait, those that were being executed too, and the next server gets
-//! them. So the next one must serve the same blocks. What tells is kept by the driver: the size, the block size, the protection
-//! information, and an identity of the target.
+//! A block device outlives its server: meanwhile its requests wait, including those that were being executed, and the
+//! next server gets them. So the next server must serve the same blocks. The driver keeps what identifies them: the
+//! size, the block size, the protection information, and an identity of the target.
 
 use std::fs::File;
 use std::io;
@@ -23,45 +23,46 @@ use crate::server::{CurrentDevice, QueueServer, Tampering};
 use crate::tags::HostGuard;
 use crate::users::{self, User, Users};
 
-/// Most queues of a block device.
+/// The maximum number of queues of a block device.
 pub const MAX_QUEUES: u16 = 64;
 
-/// How long the driver may take to notice that a server has ended, and how often it is asked.
+/// How long the driver may take to notice that a server has ended, and the interval between checks.
 const LEAVING: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Where the kernel lists the character devices of the driver.
+/// The folder with the driver's character devices.
 const CHARACTER_DEVICES: &str = "/sys/class/ublk-char";
-/// How long the kernel may take to write back what it holds for a device.
+/// How long the kernel may take to write back its dirty data for a device.
 const WRITING_BACK: Duration = Duration::from_secs(60);
-/// How long somebody may use a device that is to go: programs of the system look at a device when a writer has closed it.
+/// How long a device to be removed may still be in use: system programs examine a device after a writer has closed it.
 const LOOKING: Duration = Duration::from_secs(1);
-/// How long a server may take to close a device that is deleted.
+/// How long a server may take to close a deleted device.
 const CLOSING: Duration = Duration::from_secs(2);
 
-/// What a block device is to be.
+/// The properties of a block device.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// N of `/dev/ublkbN`; the next free one if nothing is said. A quiesced device of this number is taken over.
+    /// N of `/dev/ublkbN` [default: the next free one]. A quiesced device with this number is taken over.
     pub number: Option<u32>,
-    /// Queues, each served on a core of its own: 1 to [`MAX_QUEUES`].
+    /// The number of queues, each served on its own core: 1 to [`MAX_QUEUES`].
     pub queues: u16,
-    /// Requests of a queue at once: 1 to [`MAX_DEPTH`].
+    /// Requests of a queue at a time: 1 to [`MAX_DEPTH`].
     pub depth: u16,
     /// How the kernel protects blocks.
     pub guard: Option<HostGuard>,
-    /// It takes no writes.
+    /// True if it refuses writes.
     pub is_read_only: bool,
-    /// Changes are durable before they are answered, and the kernel is told of no cache. For devices that lose what was not flushed when
-    /// their process dies: the kernel takes what was answered for written, whichever server answers next.
+    /// True if changes are durable before they are acknowledged, and the kernel is told that there is no cache. For
+    /// devices that lose unflushed changes when their process dies, because the kernel treats acknowledged data as
+    /// written, whichever server replies next.
     pub is_write_through: bool,
-    /// What the device's next server has to serve: the same target.
+    /// The identity of the target, which the device's next server must have too.
     pub identity: u64,
-    /// Bits that change on the way, in proofs.
+    /// Bits that are changed in between, for proofs.
     pub tampering: Option<Tampering>,
 }
 
 impl Options {
-    /// How durable a change is at least when it is answered.
+    /// The minimum durability of a change when it is acknowledged.
     fn durability(&self) -> Durability {
         if self.is_write_through { Durability::ForceUnitAccess } else { Durability::Volatile }
     }
@@ -73,18 +74,18 @@ pub enum AttachError {
     /// The driver refuses.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The kernel lacks what is needed.
+    /// The kernel lacks a required feature.
     #[error("this kernel's ublk cannot {0}")]
     Lacks(&'static str),
-    /// Blocks are larger than the kernel takes.
+    /// Blocks are larger than the kernel supports.
     #[error("its blocks have {0} bytes, and the kernel takes at most 4096")]
     BlockSize(usize),
     /// Queues or depth are out of range.
     #[error("{what}: {actual}, possible are 1 to {limit}")]
     Limit {
-        /// What.
+        /// Which of them.
         what: &'static str,
-        /// Asked for.
+        /// The requested value.
         actual: u16,
         /// The limit.
         limit: u16,
@@ -97,21 +98,22 @@ pub enum AttachError {
         /// The process.
         pid: u32,
     },
-    /// There is a device that cannot be taken over.
+    /// A device with this number exists, but cannot be taken over.
     #[error("/dev/ublkb{number} is there and does not wait for a server")]
     NotQuiesced {
         /// Its number.
         number: u32,
     },
-    /// There is a device that waits for another target.
+    /// A device with this number waits for another target.
     #[error("/dev/ublkb{number} waits for a server of something else: {what}")]
     Differs {
         /// Its number.
         number: u32,
-        /// What is another.
+        /// What differs.
         what: &'static str,
     },
-    /// Another block device of the same target waits for a server: with two of them its blocks would be written by two file systems.
+    /// Another block device of the same target waits for a server. With two of them, two file systems would write its
+    /// blocks.
     #[error("it is /dev/ublkb{number} already, which waits for its next server")]
     Waiting {
         /// Its number.
@@ -122,7 +124,7 @@ pub enum AttachError {
     Open {
         /// Its number.
         number: u32,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
     /// The block device is in use.
@@ -130,18 +132,18 @@ pub enum AttachError {
     InUse {
         /// Its number.
         number: u32,
-        /// By whom.
+        /// The users.
         users: Users,
     },
-    /// What the kernel holds for it is not written back.
+    /// The kernel's dirty data for it could not be written back.
     #[error("what was written to /dev/ublkb{number} cannot be written back: {error}")]
     WriteBack {
         /// Its number.
         number: u32,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
-    /// There is none.
+    /// There is no such device.
     #[error("there is no /dev/ublkb{number}")]
     Unknown {
         /// Its number.
@@ -149,22 +151,22 @@ pub enum AttachError {
     },
 }
 
-/// A block device that this process serves, or is about to.
+/// A block device that this process serves or is about to serve.
 pub struct Attachment {
     control: Control,
     info: DeviceInfo,
     params: Params,
     is_taken_over: bool,
-    /// It was taken over with another size than the driver has.
+    /// True if the target now has another size than the block device that was taken over.
     is_resized: bool,
     device: Arc<CurrentDevice>,
 }
 
 impl Attachment {
-    /// Makes a block device, or takes a quiesced one over. It is not there before [`Attachment::start`].
+    /// Makes a block device, or takes over a quiesced one. It appears only after [`Attachment::start`].
     ///
     /// # Errors
-    /// See [`AttachError`]; nothing is left of it then, and a quiesced device goes on waiting.
+    /// See [`AttachError`]; then nothing is left of a new device, and a quiesced one keeps waiting.
     pub fn make(options: &Options, device: &SharedDevice) -> Result<Attachment, AttachError> {
         for (what, actual, limit) in [("queues", options.queues, MAX_QUEUES), ("depth", options.depth, MAX_DEPTH)] {
             if !(1..=limit).contains(&actual) {
@@ -211,7 +213,8 @@ impl Attachment {
         }
     }
 
-    /// Says what the new device is. A driver drops what it does not know, so what it granted is looked at.
+    /// Describes the new device to the driver. A driver ignores what it does not support, so the granted features are
+    /// checked.
     fn describe(&mut self, features: Features) -> Result<(), AttachError> {
         if !self.info.features.contains(features) {
             return Err(AttachError::Lacks("do what its features say"));
@@ -224,29 +227,29 @@ impl Attachment {
         block_path(self.info.number)
     }
 
-    /// The queues that it has: of a device that was taken over, those that it was made with.
+    /// The number of its queues; for a device that was taken over, the number with which it was made.
     pub fn queues(&self) -> u16 {
         self.info.queues
     }
 
-    /// Requests of a queue at once.
+    /// Requests of a queue at a time.
     pub fn depth(&self) -> u16 {
         self.info.depth
     }
 
-    /// True if it was there, and waited for this server.
+    /// True if it already existed and waited for a server.
     pub fn is_taken_over(&self) -> bool {
         self.is_taken_over
     }
 
-    /// The servers of its queues, each to be run on a core of its own before [`Attachment::start`].
+    /// The servers of its queues, each of which must run on its own core before [`Attachment::start`].
     ///
     /// # Errors
     /// [`AttachError::Open`].
     pub fn servers(&self, options: &Options) -> Result<Vec<QueueServer>, AttachError> {
         let number = self.info.number;
         let character = CharacterDevice::open(number).map_err(|error| AttachError::Open { number, error })?;
-        // One writer, whichever queue a request comes by: so a lost write is told once.
+        // All queues count as one writer, so a lost write is reported once.
         let cursor: Arc<FlushCursor> = Arc::new(self.device.get().flush_cursor(&format!("ublk {number}")));
         let server = |number| QueueServer {
             character: character.clone(),
@@ -261,10 +264,10 @@ impl Attachment {
         Ok((0..self.info.queues).map(server).collect())
     }
 
-    /// Has the kernel use it; returns when the block device is there. The servers of all queues must run meanwhile.
+    /// Starts the block device; returns when it has appeared. Meanwhile the servers of all queues must run.
     ///
     /// # Errors
-    /// The driver's.
+    /// The error of the driver.
     pub fn start(&mut self) -> Result<(), AttachError> {
         if !self.is_taken_over {
             return Ok(self.control.start(self.info.number)?);
@@ -276,15 +279,16 @@ impl Attachment {
         Ok(())
     }
 
-    /// True if it can get another size while it is there.
+    /// True if its size can change while it exists.
     pub fn can_resize(&self) -> bool {
         self.info.features.contains(Features::UPDATE_SIZE)
     }
 
-    /// Gives it the size that its device has by now, of which `device` is a newer handle. Its users hear of it.
+    /// Gives it the current size of its device, of which `device` is a newer handle. Its users are notified.
     ///
     /// # Errors
-    /// The driver's: then the block device has its old size, and what lies behind the end of the device fails.
+    /// The error of the driver; then the block device keeps its old size, and requests beyond the end of the device
+    /// fail.
     pub fn resize(&mut self, device: &SharedDevice) -> Result<(), AttachError> {
         let sectors = device.geometry().capacity_bytes() / SECTOR_BYTES;
         self.device.set(device.clone());
@@ -293,21 +297,22 @@ impl Attachment {
         Ok(())
     }
 
-    /// The users of the block device, if any: it is mounted, part of another device, swap, exclusively held, or open in a process.
+    /// The users of the block device, if any: it is mounted, part of another device, swap, exclusively held, or open in
+    /// a process.
     pub fn users(&self) -> Option<Users> {
         users::of_block_device(self.info.number)
     }
 
-    /// Takes the block device away, unless somebody uses it; returns when what the kernel holds for it was written back and its
-    /// requests were answered, so the servers must run. They end by it.
+    /// Removes the block device unless it is in use; returns when the kernel's dirty data for it have been written back
+    /// and its requests have been completed, so the servers must run. This ends the servers.
     ///
     /// # Errors
-    /// [`AttachError::InUse`]; else the driver's.
+    /// [`AttachError::InUse`], or the error of the driver.
     pub fn stop(&mut self) -> Result<(), AttachError> {
         let number = self.info.number;
         refuse_users(number)?;
         if let Err(error) = write_back(number, &[]) {
-            // It has no users, so no one else can get the error.
+            // It has no users, so nobody else can get the error.
             tracing::error!(%error, "the block device is taken away all the same");
         }
         refuse_users(number)?;
@@ -317,12 +322,12 @@ impl Attachment {
     /// Deletes a stopped device whose servers have ended.
     ///
     /// # Errors
-    /// The driver's; none if it is gone already.
+    /// The error of the driver; none if it no longer exists.
     pub fn delete(&mut self) -> Result<(), AttachError> {
         delete(&mut self.control, self.info.number)
     }
 
-    /// Deletes a device that was not started; a recovered device keeps waiting.
+    /// Deletes a device that was not started; one that was taken over keeps waiting.
     pub fn abandon(&mut self) {
         // Stopping ends the commands of its queues.
         if !self.is_taken_over
@@ -334,8 +339,8 @@ impl Attachment {
     }
 }
 
-/// Stops and deletes a block device, whoever serves it, after what the kernel holds for it was written back. One that is in use, or
-/// whose data cannot be written back, only by `force`.
+/// Stops and deletes a block device, whoever serves it, after the kernel's dirty data for it have been written back. If
+/// it is in use, or its data cannot be written back, this requires `force`.
 ///
 /// # Errors
 /// See [`AttachError`].
@@ -346,7 +351,7 @@ pub fn detach(number: u32, force: bool) -> Result<(), AttachError> {
         Err(error) if error.errno() == Some(libc::ENODEV) => return Err(AttachError::Unknown { number }),
         Err(error) => return Err(error.into()),
     };
-    // Without a server nothing is written, and the kernel would wait for the next one.
+    // Without a server nothing can be written, and the kernel would wait for the next one.
     let is_served = info.state == DeviceState::Live && info.server_pid.is_some_and(is_alive);
     if !force {
         refuse_users(number)?;
@@ -365,14 +370,14 @@ pub fn detach(number: u32, force: bool) -> Result<(), AttachError> {
     delete(&mut control, number)
 }
 
-/// Deletes a device, and waits a moment until its number is free. Before Linux 6.13 a server that serves others on the same core closes it
-/// only when it gets their next requests: nobody waits for that.
+/// Deletes a device, and waits a moment until its number is free. Before Linux 6.13, a server that serves other devices
+/// on the same core closes it only when it gets their next requests, so there is a time limit.
 fn delete(control: &mut Control, number: u32) -> Result<(), AttachError> {
     let is_gone = |error: &ControlError| error.errno() == Some(libc::ENODEV);
     match control.delete_later(number) {
         Ok(()) => {}
         Err(error) if is_gone(&error) => return Ok(()),
-        // Linux 6.8 and older do not know it.
+        // Linux 6.8 and older do not have this command.
         Err(_) => {
             return control.delete(number).or_else(|error| if is_gone(&error) { Ok(()) } else { Err(error.into()) });
         }
@@ -384,7 +389,7 @@ fn delete(control: &mut Control, number: u32) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Refuses to remove a device in use; a process may have it open for a moment.
+/// Refuses to remove a device in use; processes that have it open for a moment are waited for.
 fn refuse_users(number: u32) -> Result<(), AttachError> {
     let deadline = Instant::now() + LOOKING;
     loop {
@@ -396,7 +401,8 @@ fn refuse_users(number: u32) -> Result<(), AttachError> {
     }
 }
 
-/// Has the kernel write back what it holds for a block device: of mounted file systems first, then of the device itself.
+/// Lets the kernel write back its dirty data for a block device: first of mounted file systems, then of the device
+/// itself.
 fn write_back(number: u32, users: &[User]) -> Result<(), AttachError> {
     let points = users.iter().filter_map(|user| match user {
         User::Mount(point) => Some(point.clone()),
@@ -405,7 +411,7 @@ fn write_back(number: u32, users: &[User]) -> Result<(), AttachError> {
     let (points, path): (Vec<PathBuf>, PathBuf) = (points.collect(), block_path(number));
     let work = move || {
         let of_file_systems = points.iter().map(|point| Ok(rustix::fs::syncfs(File::open(point)?)?));
-        // Each is tried, whatever became of the others.
+        // Each is tried, whatever the result of the others is.
         let of_file_systems: Vec<io::Result<()>> = of_file_systems.collect();
         let of_device = File::open(&path).and_then(|device| device.sync_all());
         of_file_systems.into_iter().chain([of_device]).collect::<io::Result<()>>()
@@ -413,7 +419,7 @@ fn write_back(number: u32, users: &[User]) -> Result<(), AttachError> {
     in_time(WRITING_BACK, work).map_err(|error| AttachError::WriteBack { number, error })
 }
 
-/// Does something that may never end in a thread of its own, which is left when it takes too long.
+/// Does something that may never end in a separate thread, which is abandoned if it takes too long.
 fn in_time(limit: Duration, work: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
     let (send, receive) = mpsc::channel();
     // A late response has no receiver.
@@ -422,7 +428,7 @@ fn in_time(limit: Duration, work: impl FnOnce() -> io::Result<()> + Send + 'stat
     receive.recv_timeout(limit).unwrap_or_else(|_| Err(too_late()))
 }
 
-/// The numbers of the devices that there are.
+/// The numbers of the existing devices.
 fn attached() -> impl Iterator<Item = u32> {
     let nodes = std::fs::read_dir(CHARACTER_DEVICES).into_iter().flatten().flatten();
     nodes.filter_map(|node| node.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok())
@@ -442,7 +448,7 @@ fn waiting(devices: impl Iterator<Item = DeviceInfo>, identity: u64, is_alive: i
 fn features(control: &mut Control, guard: Option<HostGuard>) -> Result<Features, AttachError> {
     let there = match control.features() {
         Ok(there) => there,
-        // Linux 6.0 to 6.4 do not know the question.
+        // Linux 6.0 to 6.4 do not have this command.
         Err(ControlError::Command { .. }) => {
             return Err(AttachError::Lacks("say what it can do (Linux 6.5 and later can)"));
         }
@@ -454,7 +460,7 @@ fn features(control: &mut Control, guard: Option<HostGuard>) -> Result<Features,
         (Features::IOCTL_ENCODE, "take commands that are numbered like ioctls"),
     ];
     let protected = guard.map(|_| (Features::INTEGRITY, "carry protection information (Linux 7.0 and later can)"));
-    // A kernel before 6.16 keeps a block device's size.
+    // Before Linux 6.16, the size of a block device cannot change.
     let mut features = there & Features::UPDATE_SIZE;
     for (feature, what) in needed.into_iter().chain(protected) {
         if !there.contains(feature) {
@@ -465,7 +471,7 @@ fn features(control: &mut Control, guard: Option<HostGuard>) -> Result<Features,
     Ok(features)
 }
 
-/// Takes a device over that waits for a server of these very blocks.
+/// Takes over a device that waits for a server of exactly these blocks.
 fn take_over(
     mut control: Control,
     info: DeviceInfo,
@@ -478,7 +484,7 @@ fn take_over(
     loop {
         match (info.state, info.server_pid) {
             (DeviceState::Quiesced, _) => break,
-            // The driver has not noticed yet that its server is gone.
+            // The driver has not yet noticed that its server has ended.
             (DeviceState::Live, Some(pid)) if !is_alive(pid) && Instant::now() < deadline => {}
             (DeviceState::Live, Some(pid)) => return Err(AttachError::Served { number, pid }),
             _ => return Err(AttachError::NotQuiesced { number }),
@@ -487,7 +493,7 @@ fn take_over(
         info = control.info(number)?;
     }
     let there = control.params(number)?;
-    // The target may have got another size while nobody served it, or just before its server was killed.
+    // The target may have been resized while nobody served it, or just before its server was killed.
     let is_resized = there.capacity_sectors != params.capacity_sectors && info.features.contains(Features::UPDATE_SIZE);
     let expected = if is_resized { Params { capacity_sectors: params.capacity_sectors, ..there } } else { there };
     if let Some(what) = difference(&expected, &params, info.server_flags == identity) {
@@ -496,7 +502,7 @@ fn take_over(
     loop {
         match control.start_recovery(number) {
             Ok(()) => return Ok(Attachment { control, info, params, is_taken_over: true, is_resized, device }),
-            // The last server's character device is not closed yet.
+            // The character device of the last server is not closed yet.
             Err(error) if error.errno() == Some(libc::EBUSY) && Instant::now() < deadline => {
                 thread::sleep(LOOK_AGAIN);
             }
@@ -505,12 +511,12 @@ fn take_over(
     }
 }
 
-/// True if there is a process of this number, which may be another one by now.
+/// True if a process with this number exists; it may be another process by now.
 fn is_alive(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// What a target has other than the device that waits.
+/// In what a target differs from the waiting device.
 fn difference(there: &Params, ours: &Params, is_same_target: bool) -> Option<&'static str> {
     [
         ("another target", is_same_target),

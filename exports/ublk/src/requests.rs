@@ -1,4 +1,4 @@
-//! Translates requests of the kernel to requests of a device, in one place, and errors to error numbers.
+//! Translates the kernel's requests to requests of a device, and errors to error numbers, all in one place.
 
 use sealblock_block::{Abilities, Ability, BadBlockCause, Durability, Error, ErrorKind, Geometry, RequestKind};
 use sealblock_runtime_ublk::{Attributes, Descriptor, Params, RequestOperation, SECTOR_BYTES};
@@ -6,11 +6,11 @@ use sealblock_units::Extent;
 
 use crate::tags::HostGuard;
 
-/// Most bytes of a read or write.
+/// The maximum bytes of a read or write.
 pub(crate) const MAX_TRANSFER_BYTES: u32 = 512 << 10;
-/// Most bytes that are discarded or zeroed at once.
+/// The maximum bytes that are discarded or zeroed at once.
 const MAX_UNMAP_BYTES: u64 = 256 << 20;
-/// The kernel has no larger blocks than its pages.
+/// The kernel supports no blocks larger than its pages.
 const MAX_BLOCK_SHIFT: u32 = 12;
 
 /// The device parameters for the kernel; `None` if the blocks are larger than the kernel supports.
@@ -42,7 +42,7 @@ pub(crate) fn params(
     })
 }
 
-/// What the kernel wants.
+/// What the kernel requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Command {
     Read(Extent),
@@ -52,7 +52,7 @@ pub(crate) enum Command {
     WriteZeroes { extent: Extent, may_unmap: bool, durability: Durability },
 }
 
-/// Translates a request, with changes of at least this durability; `None` if the device does not support the request.
+/// Translates a request; changes get at least this durability. `None` if the device does not support the request.
 pub(crate) fn translate(descriptor: &Descriptor, geometry: &Geometry, least: Durability) -> Option<Command> {
     let extent = || {
         let per_block = geometry.block_size.bytes() as u64 / SECTOR_BYTES;
@@ -74,8 +74,8 @@ pub(crate) fn translate(descriptor: &Descriptor, geometry: &Geometry, least: Dur
     })
 }
 
-/// The error number of a request that failed. The kernel knows EILSEQ for a protection error, ENOSPC and EOPNOTSUPP, and takes others for
-/// I/O errors.
+/// The error number of a failed request. The kernel treats EILSEQ as a protection error and knows ENOSPC and
+/// EOPNOTSUPP; others are I/O errors to it.
 pub(crate) fn errno(kind: &ErrorKind) -> i32 {
     match kind {
         ErrorKind::Integrity(bad_blocks) => match bad_blocks.first().cause {
@@ -94,7 +94,7 @@ pub(crate) fn errno(kind: &ErrorKind) -> i32 {
     }
 }
 
-/// The blocks of a read that failed which lie before its first bad block.
+/// The blocks of a failed read that are before its first bad block.
 pub(crate) fn good_before(extent: Extent, error: &Error) -> Option<Extent> {
     let first = error.bad_blocks()?.first().lba.get();
     let blocks = first.checked_sub(extent.start().get()).filter(|blocks| (1..extent.len()).contains(blocks))?;

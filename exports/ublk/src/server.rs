@@ -1,4 +1,5 @@
-//! A queue on its core: a future for each request that can be there at once, which answers one request and waits for the next.
+//! A queue on its core: one future for each request that can exist at a time, which completes one request and waits for
+//! the next.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -20,7 +21,7 @@ use sealblock_units::Extent;
 use crate::requests::{Command, errno, good_before, translate};
 use crate::tags::{BadWrite, of_write, put_of_read};
 
-/// Bits that change between the kernel and the checks here, for proofs that one of them finds it.
+/// Bits that are changed between the kernel and the checks here, to prove that these changes are detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tampering {
     /// The first bit of the data of each read.
@@ -29,10 +30,10 @@ pub enum Tampering {
     Writes,
 }
 
-/// What all queues of a block device serve: the device as it is now.
+/// What all queues of a block device serve: the current device.
 pub(crate) struct CurrentDevice {
     device: Mutex<SharedDevice>,
-    /// Counts changes, so that queues look only when there was one.
+    /// Counts changes, so that queues look at the device only after a change.
     changes: AtomicU64,
 }
 
@@ -45,14 +46,14 @@ impl CurrentDevice {
         self.device.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Has requests that begin from now on go to the same device with another size.
+    /// Makes requests that begin from now on go to the same device with another size.
     pub(crate) fn set(&self, device: SharedDevice) {
         *self.device.lock().unwrap_or_else(PoisonError::into_inner) = device;
         self.changes.fetch_add(1, Ordering::Release);
     }
 }
 
-/// The server of one queue, to be sent to the core that serves it.
+/// The server of one queue; it is sent to the core that serves it.
 pub struct QueueServer {
     pub(crate) character: CharacterDevice,
     pub(crate) number: u16,
@@ -65,14 +66,14 @@ pub struct QueueServer {
 }
 
 impl QueueServer {
-    /// Serves the queue on this core until the block device stops, or until `stop`: then requests that are being executed are
-    /// executed to their end and not answered, so that the block device's next server gets them again.
+    /// Serves the queue on this core until the block device stops, or until `stop`. Then requests in progress are
+    /// executed but not completed, so that the block device's next server gets them again.
     ///
     /// # Errors
-    /// When the queue cannot be served, or the driver refuses a command.
+    /// If the queue cannot be served, or the driver refuses a command.
     pub async fn run(self, stop: impl Future<Output = ()>) -> io::Result<()> {
         let queue = self.character.queue(self.number, self.depth)?;
-        // The driver keeps a device while it is open.
+        // The driver keeps a device as long as it is open.
         drop(self.character);
         let served = ServedQueue {
             queue,
@@ -96,8 +97,8 @@ impl QueueServer {
     }
 }
 
-/// Waits until all have ended. The first that fails has the others `stop`: what is served by a part only would leave the requests of the
-/// rest without an answer, and nobody would know.
+/// Waits until all of them have ended. The first one that fails makes the others `stop`: if only some queues were
+/// served, the requests of the others would never complete, and nobody would notice.
 ///
 /// # Errors
 /// The first error, in the order of the futures.
@@ -114,11 +115,11 @@ struct ServedQueue {
     queue: Queue,
     device: Arc<CurrentDevice>,
     cursor: Arc<FlushCursor>,
-    /// The device as it was after so many changes.
+    /// The device after this number of changes.
     attached: RefCell<(u64, Rc<Attached>)>,
     /// The format of the host's tags, if it makes any.
     host: Option<PiFormat>,
-    /// How durable a change is at least when it is answered.
+    /// The minimum durability of a change when it is acknowledged.
     durability: Durability,
     tampering: Option<Tampering>,
     is_stopping: Cell<bool>,
@@ -126,7 +127,7 @@ struct ServedQueue {
 }
 
 impl ServedQueue {
-    /// The device as it is now. Each request asks once, and keeps what it began with.
+    /// The current device. Each request calls this once, and keeps the device with which it began.
     fn device(&self) -> Rc<Attached> {
         let changes = self.device.changes.load(Ordering::Acquire);
         let mut attached = self.attached.borrow_mut();
@@ -136,7 +137,7 @@ impl ServedQueue {
         Rc::clone(&attached.1)
     }
 
-    /// Has no request be waited for any more.
+    /// No more requests are waited for.
     fn stop(&self) {
         self.is_stopping.set(true);
         self.stopping.notify();
@@ -158,7 +159,7 @@ impl ServedQueue {
                 // The block device stops.
                 Either::Left((Err(error), _)) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
                 Either::Left((Err(error), _)) => return Err(error),
-                // The command is cancelled, and the driver keeps its request.
+                // The command is cancelled, and the driver keeps the request.
                 Either::Right(_) => return Ok(()),
             }
             result = Some(self.answer(tag).await);
@@ -193,8 +194,8 @@ impl ServedQueue {
         done.unwrap_or_else(|errno| -errno)
     }
 
-    /// Reads blocks. If one of them is bad, those before it are returned: the kernel asks for the others again, and the request that
-    /// begins with the bad block fails.
+    /// Reads blocks. If one of them is bad, those before it are returned; the kernel requests the others again, and the
+    /// request that begins with the bad block fails.
     async fn read(&self, device: &Attached, tag: u16, request: &Descriptor, extent: Extent) -> Result<i32, i32> {
         let outcome = outcome_of(device, Request::read(extent, Expectations::NONE)).await;
         let (outcome, extent) = match &outcome {
@@ -261,8 +262,8 @@ impl ServedQueue {
     }
 }
 
-/// The bytes of a request, whose number of sectors the driver keeps in 32 bits; what it takes for the bytes of discards and zeroes is
-/// only that they are not negative.
+/// The bytes of a request. The driver keeps the number of sectors in 32 bits; for discards and zeroes it only checks
+/// that the result is not negative.
 fn bytes_of(device: &Attached, extent: Extent) -> i32 {
     i32::try_from(extent.bytes(device.geometry().block_size)).unwrap_or(i32::MAX)
 }
@@ -289,7 +290,7 @@ fn refused(bad: &BadWrite) -> i32 {
     }
 }
 
-/// The error number of a copy to or from the kernel that failed.
+/// The error number of a failed copy to or from the kernel.
 fn of_copy(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }

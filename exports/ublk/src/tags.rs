@@ -1,5 +1,5 @@
-//! Tags of the host: the kernel's block layer makes and checks them, and they change to those of the device, and back, in the pass
-//! that checks them.
+//! Tags of the host: the kernel's block layer makes and checks them, and the pass that checks them here also converts
+//! them to those of the device, and back.
 
 use std::io;
 
@@ -12,10 +12,10 @@ use sealblock_runtime_reactor::pool;
 use sealblock_runtime_ublk::IntegrityChecksum;
 use sealblock_units::{BlockSize, Lba};
 
-/// The checksum by which the host's kernel protects blocks.
+/// The checksum with which the host's kernel protects blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostGuard {
-    /// The Internet checksum: cheapest, and blind to 16-bit words that changed places.
+    /// The Internet checksum: the cheapest, but it does not detect exchanged 16-bit words.
     Ip,
     /// The CRC-16 of T10-DIF.
     Crc16,
@@ -46,7 +46,7 @@ impl HostGuard {
         PiFormat::with_default_storage_tag(guard, ProtectionType::Type1)
     }
 
-    /// The kernel's name of it.
+    /// The kernel's name for it.
     pub const fn checksum(self) -> IntegrityChecksum {
         match self {
             HostGuard::Ip => IntegrityChecksum::Ip,
@@ -59,13 +59,13 @@ impl HostGuard {
 /// Why blocks of a write are not written.
 #[derive(Debug)]
 pub(crate) enum BadWrite {
-    /// Data and tags are not of one shape.
+    /// Data and tags do not have the same shape.
     Shape,
     /// A block does not match its tag.
     Mismatch(BadBlock),
 }
 
-/// The blocks of a write that came with the host's tags, with the device's.
+/// The blocks of a write with the host's tags, converted to the device's.
 pub(crate) fn of_write(
     (data, tags): (Slice, Slice),
     size: BlockSize,
@@ -83,10 +83,11 @@ pub(crate) fn of_write(
     })
 }
 
-/// Puts the host's tags of blocks that were read: `put` gets those of consecutive blocks, with their offset in bytes.
+/// Delivers the host's tags for blocks that were read: `put` gets the tags of consecutive blocks, with their offset in
+/// bytes.
 ///
 /// # Errors
-/// Those of `put`; `InvalidData` for a block that does not match the device's tag any more, none of whose tags was put then.
+/// The errors of `put`; `InvalidData` for a block that no longer matches the device's tag, and then no tag was put.
 pub(crate) fn put_of_read(
     blocks: &Sealed,
     host: PiFormat,
@@ -102,7 +103,8 @@ pub(crate) fn put_of_read(
         let mut made = pool().take(count as usize * host.tuple_bytes());
         match blocks.format() {
             Some(device) => {
-                // Also the guard of a block that was checked when it was read: its data may have changed in memory since.
+                // Includes the guard of a block that was checked when it was read, because its data may have changed in
+                // memory since then.
                 let checks = Checks::full(device, Lba::new(first));
                 let output = RebaseTags { initial_ref_tag: Keep::Replace(first), ..RebaseTags::default() };
                 let ignore = &mut |_: Mismatch| {};

@@ -1,7 +1,9 @@
-//! The users of a block device: exclusive holders, and processes that only have it open, which the kernel does not report.
+//! The users of a block device: exclusive holders, and processes that only have it open, which the kernel does not
+//! count.
 //!
-//! A device that goes while a process has it open loses what that process wrote and the kernel has not written back. So a device with
-//! users is not taken away, unless by force. What is found is what this process may see: of other users' processes only root sees all.
+//! If a device is removed while a process has it open, data are lost that the process wrote and the kernel has not
+//! written back. So a device with users is only removed by force. This process sees only what it has permission for:
+//! only root sees all processes of other users.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,10 +13,10 @@ use std::path::{Path, PathBuf};
 
 use sealblock_runtime_ublk::block_path;
 
-/// Most users that are named.
+/// The maximum number of users that are named.
 const MAX_NAMED: usize = 8;
 
-/// Who uses a block device.
+/// A user of a block device.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum User {
     /// A mounted file system.
@@ -51,12 +53,12 @@ impl fmt::Display for User {
 pub struct Users(Vec<User>);
 
 impl Users {
-    /// Each of them.
+    /// Returns each of them.
     pub fn each(&self) -> &[User] {
         &self.0
     }
 
-    /// True if nothing but processes that have it open use it.
+    /// True if its only users are processes that have it open.
     pub(crate) fn are_processes(&self) -> bool {
         self.0.iter().all(|user| matches!(user, User::Process { .. }))
     }
@@ -74,7 +76,7 @@ impl fmt::Display for Users {
     }
 }
 
-/// Names are other programs' words.
+/// Names come from other programs, so control characters are replaced.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).take(200).collect()
 }
@@ -94,13 +96,13 @@ pub(crate) fn of_block_device(number: u32) -> Option<Users> {
     (!users.is_empty()).then_some(Users(users))
 }
 
-/// An exclusive open fails exactly while the block device has an exclusive holder.
+/// An exclusive open fails exactly if the block device has an exclusive holder.
 fn is_claimed(path: &Path) -> bool {
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
     opened.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }
 
-/// The kernel's files that show users of devices.
+/// The kernel's files that show the users of devices.
 struct System<'a> {
     /// `/proc`.
     processes: &'a Path,
@@ -111,7 +113,7 @@ struct System<'a> {
 }
 
 impl System<'_> {
-    /// The users of the device whose node is `path`, and of its partitions.
+    /// The users of the device with the node `path`, and of its partitions.
     fn users(&self, path: &Path) -> Vec<User> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let parts = self.parts(&name);
@@ -137,7 +139,8 @@ impl System<'_> {
 
     fn mounts(&self, nodes: &BTreeSet<PathBuf>, numbers: &BTreeSet<String>) -> Vec<User> {
         let list = fs::read_to_string(self.processes.join("self/mountinfo")).unwrap_or_default();
-        // ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [FIELD ...] - TYPE SOURCE OPTIONS. Btrfs has numbers of its own, and a source.
+        // ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [FIELD ...] - TYPE SOURCE OPTIONS. Btrfs has its own device numbers,
+        // so the source is compared.
         let mount = |line: &str| {
             let words: Vec<&str> = line.split(' ').collect();
             let source = words.iter().position(|word| *word == "-").and_then(|at| words.get(at + 2));
@@ -154,7 +157,7 @@ impl System<'_> {
         list.lines().any(is_it).then_some(User::Swap)
     }
 
-    /// Devices that report it, and loop devices, whose files the kernel does not report.
+    /// Devices that report it, and loop devices, whose backing files the kernel does not report.
     fn devices(&self, name: &str, nodes: &BTreeSet<PathBuf>) -> Vec<User> {
         let folder = self.devices.join(name);
         let parts = nodes.iter().filter_map(|node| node.file_name()).map(|part| folder.join(part).join("holders"));
@@ -170,7 +173,7 @@ impl System<'_> {
     fn processes(&self, nodes: &BTreeSet<PathBuf>, numbers: &BTreeSet<String>) -> Vec<User> {
         let is_open = |folder: &Path| {
             let opens = |file: String| {
-                // Followed: the name of a node may be another one by now.
+                // The link is followed, because the name of a node may be another one by now.
                 let Ok(about) = fs::metadata(folder.join("fd").join(file)) else { return false };
                 let number = format!("{}:{}", libc::major(about.rdev()), libc::minor(about.rdev()));
                 (self.is_kind)(&about.file_type()) && numbers.contains(&number)
@@ -190,7 +193,7 @@ impl System<'_> {
     }
 }
 
-/// What is in a folder; nothing if it cannot be read.
+/// The entries of a folder; none if it cannot be read.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
@@ -203,7 +206,8 @@ mod tests {
 
     use super::*;
 
-    /// A kernel on which a block device `ublkb5` with a partition has these numbers, and whose processes are those of `processes`.
+    /// Files like those of a kernel on which a block device `ublkb5` with a partition has these numbers, and whose
+    /// processes are those of `processes`.
     fn devices(disk: &str, partition: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (part, number) in [("ublkb5", disk), ("ublkb5/ublkb5p1", partition), ("ublkb50", "259:99")] {
@@ -218,7 +222,7 @@ mod tests {
         system.users(Path::new("/dev/ublkb5")).iter().map(ToString::to_string).collect()
     }
 
-    /// This process has a device open, and then it has not.
+    /// This process first has a device open, and then does not.
     #[test]
     fn a_process_that_merely_has_it_open_is_found() {
         let zero = fs::metadata("/dev/zero").unwrap().rdev();

@@ -1,4 +1,4 @@
-//! Exports that are added and removed, and the budget of bytes that connections share.
+//! Exports that are added and removed, and the budget for bytes in flight that connections share.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::common::*;
 use sealblock_exports_nbd::{Export, Limits, SetupError};
 use sealblock_protocols_nbd::wire::{chunk, command as c};
 
-/// Waits for a condition that other cores bring about.
+/// Waits until a condition holds that other cores cause.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -60,7 +60,7 @@ fn requests_in_flight_complete_before_an_export_is_removed() {
     let (first, chunks) = client.receive();
     assert_eq!(chunks, [(chunk::NONE, vec![])]);
     served.server.remove_export("late").unwrap();
-    // Each of the others succeeds, fails because the server stops, or was never read.
+    // Each of the other requests succeeds, fails because the server stops, or was never read.
     let mut rest = Vec::new();
     client.stream.read_to_end(&mut rest).expect("closed in good order, or after all was read");
     let mut other = Client::open(served.address, "protected", false);
@@ -74,7 +74,7 @@ fn a_client_that_receives_nothing_does_not_delay_others() {
     (limits.connection.bytes_in_flight, limits.connection.payload_bytes) = (1 << 20, 1 << 20);
     let served = serve(limits);
     let mut greedy = Client::open(served.address, "protected", false);
-    // Far more than what sockets hold.
+    // Far more than the sockets can buffer.
     let asked: Vec<u64> = (0..32).map(|_| greedy.send(0, c::READ, 0, 1 << 20, &[])).collect();
     let mut other = Client::open(served.address, "protected", true);
     for i in 0..8 {

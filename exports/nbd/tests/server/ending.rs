@@ -11,7 +11,7 @@ use sealblock_protocols_nbd::wire::command as c;
 /// True if the server has closed this connection.
 fn is_closed(stream: &mut TcpStream) -> bool {
     stream.set_read_timeout(Some(LATE)).unwrap();
-    // A reset is an end too.
+    // A reset also counts as the end.
     stream.read_to_end(&mut Vec::new()).map_or_else(|error| error.kind() != std::io::ErrorKind::WouldBlock, |_| true)
 }
 
@@ -86,21 +86,22 @@ fn one_on_each_core(served: &Served, exports: [&str; 2]) -> [Client; 2] {
     [here, there]
 }
 
-/// Sends more than a server receives at once, so that it executes the first of it before it reads the end: writes of block 0.
+/// Sends more writes of block 0 than a server receives at once, so that it executes the first of them before it reads
+/// the end.
 fn send_more_than_is_read_at_once(client: &mut Client) {
     for _ in 0..96 {
         client.send(0, c::WRITE, 0, BLOCK, &pattern(BLOCK, 1));
     }
 }
 
-/// What the first client reads of a block that it wrote after the second one had closed its connection with an older write unread, by its
-/// core.
+/// Returns what the first client reads from a block that it wrote, after the second one had closed its connection with
+/// an older write that its core had not yet read.
 fn after_an_unread_write(served: &Served, mut here: Client, mut there: Client) -> Vec<u8> {
     let stalled = served.stall(1);
     send_more_than_is_read_at_once(&mut there);
     drop(there);
     let newer = here.send(0, c::WRITE, 0, BLOCK, &pattern(BLOCK, 2));
-    // Whether it is answered now or later; later if it waits for the other connection.
+    // It is answered now or later; later if it waits for the other connection.
     here.stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let _ = here.stream.peek(&mut [0]);
     here.stream.set_read_timeout(Some(LATE)).unwrap();
@@ -147,7 +148,7 @@ fn a_connection_whose_core_stands_still_after_its_end_executes_nothing_any_more(
     send_more_than_is_read_at_once(&mut there);
     drop(there);
     let newer = here.send(0, c::WRITE, BLOCK, BLOCK, &pattern(BLOCK, 2));
-    // Longer than the time that a closed connection gets.
+    // Longer than the time that a closed connection has.
     std::thread::sleep(Duration::from_millis(1500));
     drop(stalled);
     assert_eq!(here.receive().0, newer);

@@ -1,5 +1,5 @@
-//! libnbd's own calls, through its Python module: each option, command and flag. Reports that it is skipped without the
-//! module.
+//! libnbd itself, through its Python module: each option, command and flag. Without the module it prints that it is
+//! skipped.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ fn python() -> Option<&'static str> {
     };
     let found = ["python3", "/usr/bin/python3"].into_iter().find(has_module);
     if found.is_none() {
-        // Writes past the capture of test output, so that it is seen without `--nocapture`.
+        // Bypasses the capture of test output, so that this is visible without `--nocapture`.
         let _ = writeln!(std::io::stderr(), "skipped: there is no Python with the module nbd (python3-libnbd) here");
     }
     found

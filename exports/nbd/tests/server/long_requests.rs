@@ -1,4 +1,5 @@
-//! Requests without data, which are as long as their client wishes: only some begin at a time, and none goes on for a client that is gone.
+//! Requests without data, whose length the client chooses: only some start at a time, and none continues for a client
+//! that is gone.
 
 use std::io::Read;
 use std::net::Shutdown;
@@ -19,7 +20,7 @@ const REQUESTS: u64 = 48;
 /// Bytes of each of them: several pieces.
 const LONG: u64 = 64 << 20;
 
-/// What happened to discards and questions for the status of blocks.
+/// Counts discards and block status requests.
 #[derive(Default)]
 struct HeldState {
     begun: AtomicUsize,
@@ -28,7 +29,7 @@ struct HeldState {
     is_released: AtomicBool,
 }
 
-/// A device in memory that holds these until they are released.
+/// A device in memory that holds these requests until they are released.
 struct Held {
     below: MemoryDevice,
     state: Arc<HeldState>,
@@ -59,7 +60,7 @@ impl Device for Held {
     }
 }
 
-/// Serves such a device as `long`, and what it holds.
+/// Serves such a device as `long`; returns also its counters.
 fn serve_long() -> (Served, Arc<HeldState>) {
     let (served, state) = (serve(narrow()), Arc::new(HeldState::default()));
     let held = Held { below: MemoryDevice::new(BlockSize::B4096, 1 << 20, None), state: Arc::clone(&state) };
@@ -67,7 +68,7 @@ fn serve_long() -> (Served, Arc<HeldState>) {
     (served, state)
 }
 
-/// As little memory as there can be: one long request at a time.
+/// The minimum of memory: one long request at a time.
 fn narrow() -> Limits {
     let mut limits =
         Limits { connections: 4, total_bytes_in_flight: 0, drain: Duration::from_millis(100), ..Limits::default() };
@@ -99,7 +100,7 @@ fn one_client_after_the_other_has_its_turn_and_all_are_answered() {
         until("nothing begins", || begun(&held) > 0);
         let mut other = Client::open(served.address, "long", false);
         assert_eq!(other.read(0, BLOCK).len(), BLOCK as usize, "a read does not wait for them");
-        // Nothing tells that no further one begins; the counter below tells it of the whole test.
+        // Nothing shows that no other request starts; the counter below covers the whole test.
         sleep(Duration::from_millis(50));
         held.is_released.store(true, Ordering::SeqCst);
         for (client, sent) in clients.iter_mut().zip(sent) {
@@ -108,7 +109,7 @@ fn one_client_after_the_other_has_its_turn_and_all_are_answered() {
             assert_eq!(replied, sent);
         }
         let most = held.most.load(Ordering::SeqCst);
-        // The device's own requests are cut once more.
+        // The device divides its requests once more.
         assert!(most <= 16, "{most} requests of {REQUESTS} were at the device at once");
     }
 }
@@ -139,7 +140,7 @@ fn what_has_not_begun_is_refused_by_a_server_that_stops() {
     let mut client = Client::open(served.address, "long", true);
     let sent: Vec<u64> = (0..REQUESTS).map(|at| client.send(0, c::TRIM, at * LONG, LONG, &[])).collect();
     until("nothing begins", || begun(&held) > 0);
-    // A read behind them: what it is answered was received after all of them.
+    // A read after them: when it is answered, all of them have been received.
     let read = client.send(0, c::READ, 0, BLOCK, &[]);
     assert_eq!(client.receive().0, read);
     served.server.stop();

@@ -22,14 +22,14 @@ fn after_a_long_write(served: &Served, is_extended: bool) -> Client {
 /// Starts a long write at offset 0, and sends `half` of its data.
 fn begin(client: &mut Client, half: &[u8]) {
     client.send(0, c::WRITE, 0, LONG, half);
-    // Time to receive it; the result must be the same if it was not received.
+    // Time for the server to receive it; the result must be the same if it has not.
     std::thread::sleep(Duration::from_millis(50));
 }
 
 /// Reads until the connection ends in any way.
 fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut rest = Vec::new();
-    // A reset is an end too.
+    // A reset also counts as the end.
     let _ = stream.read_to_end(&mut rest);
     rest
 }
@@ -41,7 +41,7 @@ fn data_in_many_pieces_is_written_as_it_was_sent() {
         let mut client = after_a_long_write(&served, is_extended);
         for (seed, piece) in [(2, 1000), (3, 4096), (4, 65_537), (5, LONG as usize - 1)] {
             let data = pattern(LONG, seed);
-            // A header by itself, so that the data comes behind it.
+            // Sends only the header first, so that the data arrive after it.
             let cookie = client.send(0, c::WRITE, LONG, LONG, &data[..1]);
             for part in data[1..].chunks(piece) {
                 client.stream.write_all(part).unwrap();
@@ -126,7 +126,7 @@ fn a_stopping_process_does_not_wait_for_half_a_write() {
     assert_eq!(rest(&mut client.stream), b"", "it gets no reply");
 }
 
-/// Memory for one long write beside what is set aside for connections.
+/// Memory for one long write in addition to the reserves of connections.
 fn narrow() -> Limits {
     let mut limits = Limits { connections: 4, total_bytes_in_flight: 0, receive: 10 * LATE, ..Limits::default() };
     limits.connection.payload_bytes = 4 << 20;
@@ -148,7 +148,7 @@ fn a_client_that_does_not_go_on_with_a_long_write_gives_way_to_others() {
 fn a_client_that_receives_no_long_reply_gives_way_to_others() {
     let served = serve(narrow());
     let mut silent = Client::open(served.address, "protected", false);
-    // More than its socket takes.
+    // More than its socket can buffer.
     (0..8).for_each(|_| _ = silent.send(0, c::READ, 0, 4 << 20, &[]));
     std::thread::sleep(Duration::from_millis(50));
     let mut other = Client::open(served.address, "protected", false);

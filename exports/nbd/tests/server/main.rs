@@ -1,4 +1,5 @@
-//! Tests of the server over sockets, in one binary: each further one would be linked anew with everything.
+//! Tests of the server over sockets, in one binary, because each additional one would have to be linked with
+//! everything.
 
 mod change;
 mod common;

@@ -1,4 +1,4 @@
-//! Requests that begin or end within a block, which clients send unless they are told of block sizes.
+//! Requests that begin or end within a block, which clients send unless they know the block size.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -105,7 +105,7 @@ fn a_part_of_a_damaged_block_is_not_changed_and_its_error_lies_within_the_reques
         assert_eq!(client.errno(0, c::READ, bad, BLOCK, &[]), 5, "nobody has sealed it anew");
     }
     let told = client.ask(0, c::READ, bad - 100, 200, &[]);
-    // The bytes before it were written over by then.
+    // The bytes before it have been overwritten by then.
     assert_eq!((told[0].0, told[0].1.len()), (chunk::OFFSET_DATA, 8 + 100));
     client.write(bad, &data[..BLOCK as usize]);
     client.write(bad + 8, &[9; 8]);
@@ -121,7 +121,7 @@ fn writers_of_one_block_lose_nothing_of_one_another() {
     let served = serve(Limits::default());
     let address = served.address;
     let stop = Arc::new(AtomicBool::new(false));
-    // Somebody else writes the block behind it as a whole meanwhile.
+    // Meanwhile another client writes the next block as a whole.
     let whole = std::thread::spawn({
         let stop = Arc::clone(&stop);
         move || {

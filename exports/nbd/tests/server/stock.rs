@@ -1,4 +1,4 @@
-//! Stock clients: the tools of libnbd and QEMU. Each test reports that it is skipped where a tool is missing.
+//! Stock clients: the tools of libnbd and QEMU. If a tool is missing, a test prints that it is skipped.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -6,11 +6,11 @@ use std::process::{Command, Output, Stdio};
 use crate::common::*;
 use sealblock_exports_nbd::Limits;
 
-/// True if a program is installed; otherwise reports the skip.
+/// True if a program is installed; otherwise prints that the test is skipped.
 fn has(program: &str) -> bool {
     let found = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     if !found {
-        // Writes past the capture of test output, so that it is seen without `--nocapture`.
+        // Bypasses the capture of test output, so that this is visible without `--nocapture`.
         let _ = writeln!(std::io::stderr(), "skipped: there is no {program} here");
     }
     found
@@ -202,7 +202,7 @@ fn qemu_copies_there_and_back() {
     good("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, copy.path()]);
     let same = good("qemu-img", &["compare", "-f", "raw", "-F", "raw", &uri, copy.path()]);
     assert!(same.contains("identical"), "{same}");
-    // And back, into zeroes.
+    // And the other way round, into zeroes.
     good("qemu-io", &["-f", "raw", "-c", "write -z 0 16M", &uri]);
     assert!(!run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &uri, copy.path()]).status.success());
     good("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", copy.path(), &uri]);
@@ -236,7 +236,7 @@ fn fio_writes_and_checks_what_it_wrote() {
         let said = good("fio", &[&words[..], &state].concat());
         assert!(said.contains("err= 0"), "{said}");
     }
-    // The blocks do not hold what the next job wrote.
+    // The blocks do not contain what the next job wrote.
     let uri = format!("--uri=nbd://{}/protected", served.address);
     let words = ["--name=nbd", "--ioengine=nbd", &uri, "--rw=read", "--bs=4k", "--size=2M", "--verify=md5"];
     assert!(!run("fio", &[&words[..], &["--verify_state_save=0", "--verify_fatal=1"]].concat()).status.success());

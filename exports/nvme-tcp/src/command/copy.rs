@@ -1,9 +1,9 @@
-//! Copy: source ranges to one destination within a namespace: by the device, where it copies and tags stay as they are, and else as
-//! reads and writes of bounded size.
+//! Copy: source ranges to one destination within a namespace. The device copies if it can and if tags stay unchanged;
+//! otherwise this code reads and writes pieces of limited size.
 //!
-//! Reads are checked as all are, and are to be as PRINFOR says. Unless PRACT of PRINFOW makes new tags, a
-//! block keeps its guard and its application and storage tags; only the reference tag becomes that of the destination.
-//! No guard is computed from data that was read, so one that its host wrote wrong stays wrong.
+//! Reads are checked as always, and must also match PRINFOR. Unless PRACT of PRINFOW requests new tags, a block keeps
+//! its guard and its application and storage tags; only the reference tag becomes that of the destination. No guard is
+//! computed from data that were read, so a guard that its host wrote wrong stays wrong.
 
 use sealblock_block::{Ability, Device, Durability, ErrorKind, Expectations, Request, RequestKind, Response};
 use sealblock_integrity::{Checks, Keep, PiFormat, ProtectionType, RebaseTags, Sealed, Tags, Unverified, rebase};
@@ -20,7 +20,7 @@ use crate::model::damage_list::RequestSummary;
 
 /// The maximum data of one Copy, in bytes.
 const COPY_BYTES: u64 = 64 << 20;
-/// Bytes of data that it reads at a time; it holds as much again while it makes the tags of the destination.
+/// Bytes of data that it reads at a time; it needs as much memory again while it makes the tags of the destination.
 const PIECE_BYTES: u64 = 512 << 10;
 /// MSRC: source ranges of one Copy.
 const RANGES: u16 = 128;
@@ -35,14 +35,15 @@ pub(crate) fn limits(size: BlockSize) -> CopyLimits {
     }
 }
 
-/// Bytes that a Copy with this list holds at a time; none for one that cannot be executed.
+/// Memory in bytes that a Copy with this list needs at a time; none if it cannot be executed.
 pub(crate) fn held_bytes(namespace: &NamespaceHandle, args: &CopyCommand, list: &[u8]) -> u64 {
     let geometry = namespace.device.geometry();
     let parsed = args.parse(list, geometry.capacity_blocks, &limits(geometry.block_size));
     parsed.map_or(0, |(destination, _)| 2 * destination.bytes(geometry.block_size).min(PIECE_BYTES))
 }
 
-/// Executes Copy. A queue that has ended copies no further piece. The result of a failed one is the first source range that was not copied.
+/// Executes Copy. If its queue has ended, no further piece is copied. If it fails, the result is the first source range
+/// that was not copied.
 pub(crate) async fn copy(
     namespace: &NamespaceHandle,
     queue: &QueueContext,
@@ -104,8 +105,8 @@ async fn copy_range(
     Ok(())
 }
 
-/// True if the device copies, the tags of a copy are those of its source, and what PRINFOW demands of them is among what is
-/// expected of the source. No device copies where reference tags follow the address.
+/// True if the device copies, the copy has the same tags as its source, and what PRINFOW requires of them is included
+/// in the checks of the source. No device copies if reference tags depend on the address.
 fn stays_as_it_is(namespace: &NamespaceHandle, args: &CopyCommand, expected: &Checks) -> bool {
     if namespace.device.abilities().copy != Ability::Native {
         return false;
@@ -125,7 +126,8 @@ fn stays_as_it_is(namespace: &NamespaceHandle, args: &CopyCommand, expected: &Ch
     }
 }
 
-/// Has the device copy one source range; false if it does not do so in this form, and everything is as it was or copied in part.
+/// Lets the device copy one source range; false if it cannot do so in this form, and then nothing, or only a part, was
+/// copied.
 async fn by_device(
     namespace: &NamespaceHandle,
     source: Extent,
@@ -147,7 +149,7 @@ async fn by_device(
     }
 }
 
-/// Returns the blocks that were read as they are written, `offset` blocks after the start of the destination.
+/// Returns the blocks as they will be written, `offset` blocks after the start of the destination.
 fn resealed(
     namespace: &NamespaceHandle,
     args: &CopyCommand,

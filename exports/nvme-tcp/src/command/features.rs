@@ -21,7 +21,7 @@ use crate::model::command_error::CommandError;
 use crate::model::controller::{Controller, FeatureValues, THRESHOLDS_KELVINS, round_keep_alive};
 use crate::model::limits::Limits;
 
-/// SMART / Health critical warnings, which any host may enable. They never occur here.
+/// The critical warnings of SMART / Health, which any host may enable. They never occur in this target.
 const HEALTH_EVENTS: u32 = 0xFF;
 /// Arbitration burst 7h: no limit.
 const NO_ARBITRATION: u32 = 7;
@@ -106,7 +106,7 @@ pub(crate) fn set(
     Ok(0)
 }
 
-/// Grants I/O queues, which a host may request only before it connects any (Base, "Number of Queues").
+/// Grants I/O queues; a host may request them only before it connects any (Base, "Number of Queues").
 fn grant_queues(controller: &Controller, max: u16, requested: u32) -> Result<u64, CommandError> {
     if controller.has_io_queues() {
         return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());

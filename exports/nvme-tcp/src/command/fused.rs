@@ -2,9 +2,10 @@
 //!
 //! Invariants: the second command of a pair directly follows the first on its queue, and both complete. The write
 //! executes only if the compare found its blocks equal, and no other change of these blocks, from any export, executes
-//! between the two; where the device compares and writes itself, none from any other initiator of it either.
+//! between the two. If the device compares and writes itself, this includes changes from its other initiators.
 //!
-//! Shape: a device that compares and writes gets one request. Of any other one the blocks are locked, compared and written. The data of the two halves arrives independently, so a half waits here until both are ready.
+//! Shape: a device that compares and writes itself gets one request. For any other device, the blocks are locked,
+//! compared and written. The data of the two halves arrives independently, so a half waits here until both are ready.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -32,7 +33,7 @@ pub(crate) struct FusedPairs(RefCell<Vec<FusedPair>>);
 
 pub(crate) struct FusedPair {
     pub(crate) first: FusedHalf,
-    /// `None` until the second half arrives, and for good if another command came between.
+    /// `None` until the second half arrives, and permanently if another command came in between.
     pub(crate) second: Option<FusedHalf>,
     is_orphan: bool,
 }
@@ -61,7 +62,7 @@ impl FusedHalf {
 }
 
 impl FusedPairs {
-    /// Drops all halves, and with them their references to the controller, for which a reset waits.
+    /// Drops all halves, and with them their references to the controller, which delay a reset.
     pub(crate) fn clear(&self) {
         let pairs = self.0.take();
         drop(pairs);
@@ -71,8 +72,8 @@ impl FusedPairs {
         self.0.borrow().is_empty()
     }
 
-    /// Takes the next command of the queue; `fuse` is `Normal` for one that is no half. False for a second half without its
-    /// first.
+    /// Takes the next command of the queue; `fuse` is `Normal` if it is not half of a pair. Returns false for a second
+    /// half without its first.
     pub(crate) fn add(&self, token: Token, command: &Command, fuse: Fuse) -> bool {
         let mut pairs = self.0.borrow_mut();
         let open = pairs.last_mut().filter(|pair| pair.second.is_none() && !pair.is_orphan);
@@ -105,7 +106,7 @@ impl FusedPairs {
         true
     }
 
-    /// Takes a pair whose halves are both known, or the first half of one that never gets its second.
+    /// Takes a pair whose halves are both known, or the first half of a pair that never gets its second.
     pub(crate) fn take_known(&self) -> Option<FusedPair> {
         let mut pairs = self.0.borrow_mut();
         let is_known = |pair: &FusedPair| match &pair.second {
@@ -119,13 +120,13 @@ impl FusedPairs {
 /// The results of both halves.
 type PairResults = (Result<Reply, CommandError>, Option<Result<Reply, CommandError>>);
 
-/// Compares and writes; the outcome of the write is `None` if it did not start.
+/// Compares and writes; the result of the write is `None` if it did not start.
 pub(crate) async fn execute_pair(compare: IoRequest, old: Buffer, write: IoRequest, new: Buffer) -> PairResults {
     let (extent, namespace) = match matched_extent(&compare, &write) {
         Ok(fits) => fits,
         Err(error) => return (Err(error), Some(Err(error))),
     };
-    // Tags that a host sees are compared as well, which no device does.
+    // If tags are visible to hosts they are compared too, which no device does.
     if namespace.format().is_none() && u64::from(namespace.device.abilities().compare_and_write_blocks) >= extent.len()
     {
         return by_device(&namespace, (&compare, old), (&write, new)).await;
@@ -138,8 +139,8 @@ pub(crate) async fn execute_pair(compare: IoRequest, old: Buffer, write: IoReque
     (compared, Some(write.execute_with_lock(RemainingWork::All(new), Some(&locked)).await))
 }
 
-/// Executes a pair as one request of the device of a plain namespace. If the request fails for another reason than what is stored, that is the
-/// failure of the Write, of which the status says whether it may be sent again.
+/// Executes a pair as one request to the device of a plain namespace. If the request fails for a reason other than the
+/// stored content, the Write fails, and its status says whether it may be sent again.
 async fn by_device(
     namespace: &NamespaceHandle,
     (compare, old): (&IoRequest, Buffer),

@@ -23,7 +23,7 @@ use crate::model::namespace::Namespace;
 
 /// Version 1.1 of the NVM Command Set specification.
 const NVM_1_1: u32 = 0x0001_0100;
-/// The commands of every namespace.
+/// The optional commands that every namespace supports.
 const ONCS: Oncs = Oncs::COMPARE
     .union(Oncs::DATASET_MANAGEMENT)
     .union(Oncs::WRITE_ZEROES)
@@ -48,7 +48,7 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, args: &Identify) ->
             list.ok_or(StatusCode::INVALID_NAMESPACE.into())
         }
         Cns::CommandSetController => {
-            // Verify and Write Uncorrectable have no limits but those of their fields.
+            // The only limits of Verify and Write Uncorrectable are those of their fields.
             let (dmrl, dmrsl, dmsl) = (DISCARD_RANGES, DISCARD_RANGE_BLOCKS, DISCARD_BLOCKS);
             Ok(NvmController { wzsl: WZSL, dmrl, dmrsl, dmsl, ver: NVM_1_1, ..NvmController::default() }.encode())
         }
@@ -62,8 +62,8 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, args: &Identify) ->
     }
 }
 
-/// Returns zeroes for an inactive identifier where the data structure describes a namespace (Base, "Identify Namespace data
-/// structure"); there are no descriptors of one (Base, "Namespace Identification Descriptor list").
+/// For an inactive identifier, returns zeroes where the data structure describes a namespace (Base, "Identify Namespace
+/// data structure"); it has no descriptors (Base, "Namespace Identification Descriptor list").
 fn of_namespace(controller: &Controller, args: &Identify) -> Result<[u8; 4096], CommandError> {
     let namespace = match controller.namespace(args.nsid) {
         Ok(namespace) => namespace,
@@ -86,7 +86,7 @@ fn of_namespace(controller: &Controller, args: &Identify) -> Result<[u8; 4096], 
     })
 }
 
-/// The storage tag capabilities: Copy checks storage tags while it reads, and a mask has all bits or none.
+/// The storage tag capabilities: Copy checks storage tags when it reads, and a mask has all bits or none.
 fn pic(format: PiFormat) -> Pic {
     match (format.storage_tag_bits(), format.guard()) {
         (0, _) => Pic::NONE,
@@ -109,8 +109,9 @@ fn identify_namespace(namespace: &Namespace) -> NamespacePage {
     NamespacePage {
         nsze: blocks,
         ncap: blocks,
-        // All blocks count as used, always, and NSFEAT does not claim thin provisioning (THINP): with that bit, NUSE would have to
-        // follow every deallocation, and a volume keeps no count of its blocks in use: it loads its maps by need.
+        // All blocks always count as used, and NSFEAT does not claim thin provisioning (THINP). With that bit NUSE
+        // would have to follow every deallocation, but a volume does not count its blocks in use, because it loads its
+        // maps when needed.
         nuse: blocks,
         nmic: Nmic::SHARED,
         mssrl: copy.range_blocks,

@@ -31,22 +31,22 @@ pub(crate) struct IoRequest {
     queue: Rc<QueueContext>,
     /// The CRCs of the blocks of its data, if they were computed for a data digest.
     crcs: Option<BlockCrcs>,
-    /// What it has of the memory that commands need besides their data.
+    /// The memory that it holds in addition to its data.
     held: Option<HeldBytes>,
 }
 
-/// Bytes of the blocks of one step of a command without data that changes blocks, and of one that checks them. Between two steps others have a
-/// turn, and a queue that has ended stops.
+/// Bytes of the blocks in one step of a command without data that changes or checks blocks. Between two steps others
+/// run, and the command stops if its queue has ended.
 const STEP_BYTES: u64 = 16 << 20;
 const CHECK_STEP_BYTES: u64 = 64 << 20;
-/// Bytes that a device reads or writes at a time for a Verify or zeroes, at most: its longest transfer.
+/// The maximum number of bytes that a device reads or writes at a time for Verify or zeroes: its longest transfer.
 const WORK_PIECE_BYTES: u64 = 1 << 20;
 
-/// What is left to do of a command.
+/// What remains to be done of a command.
 pub(crate) enum RemainingWork {
     /// All of it, with its data. Commands of several requests stay in this state.
     All(Buffer),
-    /// To execute its request.
+    /// Execute its request.
     Request(Request),
 }
 
@@ -91,12 +91,12 @@ impl IoRequest {
         }
     }
 
-    /// Bytes of memory that what is left of the command needs besides its data.
+    /// Bytes of memory that the rest of the command needs in addition to its data.
     pub(crate) fn work_bytes(&self, work: &RemainingWork) -> u64 {
         let Some(namespace) = self.namespaces.first() else { return 0 };
         match (&self.io, work) {
-            // A device without Verify reads piece by piece, and one without zeroes writes some. Of those that need no memory only some
-            // begin at a time as well: what has not begun ends with its queue.
+            // A device without Verify reads in pieces, and a device without zeroes writes in pieces. Even of commands
+            // that need no memory only some start at a time, because those that have not started end with their queue.
             (IoCommand::Verify(blocks) | IoCommand::Checksum(Checksum { blocks, .. }), _) => {
                 namespace.wire_bytes(blocks).min(WORK_PIECE_BYTES)
             }
@@ -114,7 +114,7 @@ impl IoRequest {
         }
     }
 
-    /// Gives it that memory.
+    /// Assigns that memory to it.
     pub(crate) fn set_held(&mut self, held: HeldBytes) {
         self.held = Some(held);
     }
@@ -142,7 +142,7 @@ impl IoRequest {
         self.crcs = Some(crcs);
     }
 
-    /// How its data divides into blocks, if their CRCs are of use.
+    /// How its data is divided into blocks, if the CRCs of blocks are useful.
     pub(crate) fn block_layout(&self) -> Option<BlockLayout> {
         match (&self.io, self.namespaces.first()) {
             (IoCommand::Write(blocks) | IoCommand::Compare(blocks), Some(namespace)) => namespace.block_layout(blocks),
@@ -150,7 +150,7 @@ impl IoRequest {
         }
     }
 
-    /// Executes the command now if its device need not wait; otherwise returns what is left to do.
+    /// Executes the command now if its device need not wait; otherwise returns what remains to be done.
     pub(crate) fn try_execute(&self, data: Buffer) -> Result<Result<Reply, CommandError>, RemainingWork> {
         let Some(namespace) = self.namespaces.first() else { return Err(RemainingWork::All(data)) };
         let request = match self.translate(namespace, data) {
@@ -173,7 +173,7 @@ impl IoRequest {
         self.execute_with_lock(work, None).await
     }
 
-    /// Executes the command; one request may run under a caller's lock of the blocks that it changes.
+    /// Executes the command; if it is one request, it may run under a caller's lock of the blocks that it changes.
     pub(crate) async fn execute_with_lock(
         &self,
         work: RemainingWork,
@@ -199,8 +199,8 @@ impl IoRequest {
         self.finish(namespace, outcome)
     }
 
-    /// Translates the command to a request, with the data of a Write checked or to be sealed. A command of several requests
-    /// stays as it is.
+    /// Translates the command to a request; the data of a Write is checked, or will get tags. A command of several
+    /// requests is returned unchanged.
     pub(crate) fn translate(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<RemainingWork, CommandError> {
         let checksums = &self.queue.traffic.checksums;
         if long_extent(&self.io, namespace).is_some() {
@@ -264,8 +264,8 @@ impl IoRequest {
         }
     }
 
-    /// Executes a command of many blocks without data, step by step, as long as the queue goes on. As one request would, a check goes on
-    /// behind bad blocks, and fails with the first of them.
+    /// Executes a command without data for many blocks step by step, as long as the queue exists. As in one request, a
+    /// check continues after bad blocks, and fails with the first of them.
     async fn execute_long(&self, namespace: &NamespaceHandle) -> Result<Reply, CommandError> {
         let Some(extent) = long_extent(&self.io, namespace) else { return Err(StatusCode::INTERNAL_ERROR.into()) };
         let (geometry, checks) =
@@ -294,7 +294,7 @@ impl IoRequest {
         }
     }
 
-    /// The request of one step of such a command, `offset` blocks behind its start.
+    /// The request for one step of such a command, `offset` blocks after its start.
     fn step(&self, namespace: &NamespaceHandle, step: Extent, offset: u64) -> Result<Request, CommandError> {
         let protection = namespace.device.geometry().protection;
         Ok(match self.io {
@@ -393,7 +393,7 @@ fn extent(io: &IoCommand) -> Option<Extent> {
     }
 }
 
-/// Executes Compare. The device compares plain blocks; protected ones are read, so that tags are compared as well.
+/// Executes Compare. The device compares plain blocks; protected blocks are read, so that tags are compared as well.
 async fn compare(
     namespace: &NamespaceHandle,
     blocks: BlockCommand,
@@ -421,8 +421,9 @@ async fn compare(
     }
 }
 
-/// Executes Dataset Management. Deallocation is a hint: a device without it does nothing, which is no error. Many blocks are deallocated in
-/// parts, with a turn of the reactor between them; a queue that has ended deallocates no further part.
+/// Executes Dataset Management. Deallocation is a hint: a device without it does nothing, which is no error. Many
+/// blocks are deallocated in parts, and other tasks run in between; if the queue has ended, no further part is
+/// deallocated.
 async fn deallocate(
     namespace: &NamespaceHandle,
     queue: &QueueContext,
@@ -458,10 +459,11 @@ async fn deallocate(
     Ok(Reply::Done(0))
 }
 
-/// The maximum length of a list of ranges, in bytes: 256 of the longest ranges.
+/// The maximum length of a list of ranges in bytes: 256 ranges of the longest format.
 const LIST_BYTES: u64 = 256 * 40;
 
-/// Fails a command that cannot be executed. Verify and other commands without data may have any length.
+/// Checks whether a command can be executed; the error is its status. Verify and other commands without data may have
+/// any length.
 pub(crate) fn check(
     namespace: &Namespace,
     limits: &Limits,

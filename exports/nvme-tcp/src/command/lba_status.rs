@@ -1,4 +1,4 @@
-//! Get LBA Status: the known bad blocks of a range, after a scan of it if the host requests one.
+//! Get LBA Status: the known bad blocks in a range, after a scan of the range if the host requests one.
 
 use sealblock_block::{BadBlock, Device, Expectations, Request};
 use sealblock_protocols_nvme::Invalid;
@@ -14,10 +14,10 @@ use crate::model::command_error::CommandError;
 
 /// The longest reply, in bytes; each run of bad blocks takes 16.
 const MAX_REPLY_BYTES: usize = 256 << 10;
-/// Bytes of data of one step of a scan, so that other commands are not delayed.
+/// Bytes of data in one step of a scan, so that other commands are not delayed.
 const STEP_BYTES: u64 = 8 << 20;
 
-/// Executes the command. A scan ends early when the reply is full, or when `is_over` says that the connection has
+/// Executes the command. A scan ends early when the reply is full, or when `is_over` returns that the connection has
 /// ended.
 pub(crate) async fn get(
     namespace: &NamespaceHandle,
@@ -55,8 +55,8 @@ pub(crate) async fn get(
     cut(&page, host_buffer_bytes, bytes as u64)
 }
 
-/// Verifies blocks, which updates the damage list. If a medium does not name the block that it cannot read, halves the
-/// extent until a step has one block.
+/// Verifies blocks, which updates the damage list. If a medium does not report which block is unreadable, the extent is
+/// halved until it has one block.
 async fn scan(namespace: &NamespaceHandle, extent: Extent) -> Result<(), CommandError> {
     let mut parts = vec![extent];
     while let Some(extent) = parts.pop() {

@@ -1,4 +1,4 @@
-//! Get Log Page, and the pages of its logs.
+//! Get Log Page, and the content of the log pages.
 
 use std::io;
 use std::net::SocketAddr;
@@ -94,7 +94,7 @@ fn own_page(
     match known.ok_or(Invalid::LogPage(args.lid))? {
         LogPage::SupportedLogPages => Ok(supported_log_pages(pages).to_vec()),
         LogPage::ErrorInformation => Ok(controller.errors.lock().encode()),
-        // LPA says that namespaces have no page of their own.
+        // According to LPA, namespaces have no page of their own.
         LogPage::Health if args.nsid != 0 && args.nsid != NSID_ALL => Err(Invalid::field("NSID", 1, 0).into()),
         LogPage::Health => Ok(health(controller).encode().to_vec()),
         LogPage::FirmwareSlot => {
@@ -137,8 +137,8 @@ fn extensions(namespace: &Namespace) -> Extensions {
 }
 
 /// Returns the subsystem's counters since the target started. There is no sensor and no spare; fields without a source
-/// are 0. The composite temperature is one of them: any other value would be a measurement that nobody made, and hosts compare
-/// it with thresholds.
+/// are 0. The composite temperature is one of them: any other value would look like a measurement, and hosts compare it
+/// with thresholds.
 fn health(controller: &Controller) -> Health {
     let traffic = controller.subsystem.traffic();
     let is_degraded = controller.subsystem.namespaces().values().any(|namespace| namespace.state.is_degraded());
@@ -155,7 +155,7 @@ fn health(controller: &Controller) -> Health {
     }
 }
 
-/// Returns where in each namespace a host should send Get LBA Status. After an overflow, bad blocks may be anywhere.
+/// Returns, for each namespace, where a host should send Get LBA Status. After an overflow, bad blocks may be anywhere.
 fn lba_status(controller: &Controller) -> LbaStatusLog {
     let (mut elements, mut blocks, mut generation, mut overflowed) = (Vec::new(), 0_usize, 0_u16, false);
     for (nsid, namespace) in controller.subsystem.namespaces().iter() {
@@ -212,7 +212,7 @@ fn effects(controller: &Controller) -> EffectsLog {
     IO.into_iter().chain(write_uncorrectable).fold(log, EffectsLog::with_io)
 }
 
-/// Returns the discovery log page for this host. Its generation counts changes of subsystems and of their allowed
+/// Returns the discovery log page for this host. Its generation counts changes of the subsystems and of their allowed
 /// hosts.
 fn discovery(target: &TargetState, host: Option<&Nqn>, at: SocketAddr) -> Vec<u8> {
     let entry = |kind, nqn: &Nqn| DiscoveryEntry::tcp(kind, 1, at.ip(), at.port(), nqn);

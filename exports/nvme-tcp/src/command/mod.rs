@@ -1,4 +1,4 @@
-//! Commands, checked, translated and executed on the model. Names no connection.
+//! Checks, translates and executes commands on the model. Does not depend on connections.
 
 pub(crate) mod copy;
 pub(crate) mod features;

@@ -32,8 +32,8 @@ pub(crate) fn set(controller: &Arc<Controller>, set: &PropertySet) -> Result<u64
     Ok(0)
 }
 
-/// CAP.CSS has bit 6, though there is the NVM command set alone: hosts read formats with 32- and 64-bit guards only
-/// from controllers with Identify pages of command sets.
+/// CAP.CSS has bit 6 although only the NVM command set exists, because hosts read formats with 32- and 64-bit guards
+/// only from controllers with Identify pages of command sets.
 fn capabilities(controller: &Controller, limits: &Limits) -> Capabilities {
     let by_command_set = if controller.is_discovery { 0 } else { Capabilities::SEVERAL_COMMAND_SETS };
     Capabilities {

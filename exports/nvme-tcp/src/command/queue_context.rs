@@ -1,10 +1,10 @@
 //! An I/O queue's reference to its controller and to its devices, on the queue's own core.
 //!
 //! Invariant: the controller counts these references, and each lives as long as its connection or one of its commands.
-//! When the count is zero, nothing of the controller touches any block any more.
+//! When the count is zero, nothing of the controller accesses any block any more.
 //!
-//! Shape: through this, commands reach devices, flags and counters without an atomic count, a lock or a lookup in
-//! anything that cores share.
+//! Shape: through this context, commands reach devices, flags and counters without an atomic count, a lock or a lookup
+//! in state that cores share.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,14 +24,14 @@ use crate::model::subsystem::QueueCounters;
 
 pub(crate) struct QueueContext {
     controller: Arc<Controller>,
-    /// What went through this queue. Only this core counts.
+    /// The traffic of this queue. Only this core changes the counters.
     pub(crate) traffic: Arc<QueueCounters>,
     handles: RefCell<Rc<NamespaceHandles>>,
-    /// What commands of this queue are sent in; its end fences those in flight.
+    /// The session of this queue's commands; when it ends, those in flight are fenced.
     session: Rc<ClientSession>,
 }
 
-/// The namespaces of a subsystem after so many changes.
+/// The namespaces of a subsystem, after this number of changes.
 pub(crate) struct NamespaceHandles {
     changes: u64,
     pub(crate) namespaces: BTreeMap<u32, Rc<NamespaceHandle>>,
@@ -90,7 +90,7 @@ impl NamespaceHandles {
 }
 
 impl QueueContext {
-    /// Makes the context of a queue that [`Controller::add_io_queue`] has counted already.
+    /// Makes the context of a queue that [`Controller::add_io_queue`] has already counted.
     pub(crate) fn new(controller: Arc<Controller>) -> Rc<QueueContext> {
         let traffic = controller.subsystem.start_counting();
         let session = ClientSession::begin();
@@ -103,15 +103,16 @@ impl QueueContext {
         &self.controller
     }
 
-    /// Ends the queue's session: its commands in flight are not executed after newer ones, and those of several steps begin no further one.
+    /// Ends the queue's session: its commands in flight are not executed after newer ones, and those with several steps
+    /// start no further step.
     pub(crate) async fn fence(&self) {
         self.session.end().await;
     }
 
-    /// Fails once the queue's session has ended: a command of several steps begins no further one.
+    /// Fails if the queue's session has ended, so that a command with several steps starts no further step.
     ///
     /// # Errors
-    /// Command Abort Requested, which no host gets.
+    /// The status is Command Abort Requested, but no host receives it.
     pub(crate) fn check_goes_on(&self) -> Result<(), CommandError> {
         if self.session.has_ended() { Err(StatusCode::ABORT_REQUESTED.into()) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! The reply to a command, and the part of a page that answers a request for a number of bytes.
+//! The reply to a command, and cutting out the part of a page that a host requested.
 
 use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme_tcp::Payload;
@@ -17,7 +17,7 @@ pub(crate) enum Reply {
     Data(Payload, u64),
 }
 
-/// Returns `requested` bytes for the host: `page`, and zeroes behind its end.
+/// Returns `requested` bytes for the host: `page`, followed by zeroes.
 pub(crate) fn cut(page: &[u8], host_buffer_bytes: usize, requested: u64) -> Result<Reply, CommandError> {
     let requested = usize::try_from(requested)
         .ok()
@@ -37,8 +37,8 @@ pub(crate) fn cut(page: &[u8], host_buffer_bytes: usize, requested: u64) -> Resu
 }
 
 thread_local! {
-    /// The zeroes behind the ends of pages. All replies share it: a host that requests long pages and receives none of
-    /// them must not make the target hold them.
+    /// The zeroes after the ends of pages. All replies share them: a host that requests long pages and never receives
+    /// them must not make the target hold memory for them.
     static ZEROES: Slice = Buffer::zeroed(32 << 10).freeze();
 }
 

@@ -1,7 +1,7 @@
 //! The reserved area beside the blocks of a namespace, as vendor features: Get Features reads an area, Set Features
 //! replaces it.
 //!
-//! A write is durable when it completes, and no other value is saved: bit SV fails as for every other feature, and the
+//! A write is durable when it completes. No other value is saved: bit SV fails, as for every other feature, and the
 //! default value is empty.
 
 use std::sync::Arc;

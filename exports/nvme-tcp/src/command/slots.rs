@@ -1,14 +1,14 @@
-//! The slots in which commands wait for their devices: futures that are reused.
+//! Slots in which commands wait for their devices; their futures are reused.
 //!
-//! A slot's future ([`ReusedFuture`]) executes one command after the other. A
-//! device that completes at once yields the result from the first poll; otherwise the slot stays busy, and the
-//! connection's task polls it after its waker was used.
+//! The future of a slot ([`ReusedFuture`]) executes one command after the other. If a device completes at once, the
+//! first poll returns the result; otherwise the slot stays busy, and the connection's task polls it again after its
+//! waker was used.
 //!
 //! Invariants: a slot is free, or busy with one command. A busy slot is dropped only with the reactor, because a
-//! request that a device has started must complete. In the long run a command allocates nothing here.
+//! request that a device has started must complete. After some time, commands allocate no memory here.
 //!
 //! Shape: each slot has one waker for its lifetime, which marks the slot in a bitmap and wakes the connection's task,
-//! so that the completion of one of many commands costs one poll. No slot is borrowed while it is polled.
+//! so that the completion of one of many commands costs only one poll. No slot is borrowed while it is polled.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -86,18 +86,18 @@ pub(crate) struct NoSlot;
 
 /// The slots of a connection.
 pub(crate) struct CommandSlots {
-    /// `None` where a slot is being polled.
+    /// `None` while the slot is being polled.
     all: RefCell<Vec<Option<Box<Slot>>>>,
     free: RefCell<Vec<usize>>,
     ready: Arc<ReadySlots>,
-    /// The slots that are left to poll in this pass.
+    /// The slots that remain to be polled in this pass.
     pass: Box<[Cell<u64>]>,
     limit: usize,
     busy: Cell<usize>,
 }
 
 impl CommandSlots {
-    /// Returns at most `limit` slots, made on demand.
+    /// At most `limit` slots, created when needed.
     pub(crate) fn new(limit: usize) -> CommandSlots {
         let words = std::iter::repeat_with(AtomicU64::default).take(limit.div_ceil(64)).collect();
         let ready = Arc::new(ReadySlots { words, any: AtomicBool::new(false), task: OnceLock::new() });
@@ -137,10 +137,10 @@ impl CommandSlots {
         Ok(self.resume(slot))
     }
 
-    /// Begins a pass over the slots whose wakers were used until now. A command that lets others run first uses its waker while it is polled,
-    /// and is not polled again before the next pass, which is in another poll of the task.
+    /// Begins a pass over the slots whose wakers have been used so far. A command that lets others run first uses its
+    /// waker while it is polled; it is polled again only in the next pass, which is in another poll of the task.
     pub(crate) fn begin_pass(&self) {
-        // A waker that sets a bit from here on also sets `any`, and wakes the task.
+        // A waker that sets a bit after this also sets `any`, and wakes the task.
         if self.ready.any.swap(false, Ordering::AcqRel) {
             for (pass, word) in self.pass.iter().zip(&self.ready.words) {
                 pass.set(pass.get() | word.swap(0, Ordering::AcqRel));
@@ -157,7 +157,7 @@ impl CommandSlots {
         Some(slot.and_then(|slot| self.poll_busy(slot)))
     }
 
-    /// Ignores a stale waker, whose slot is free, and polls a busy slot.
+    /// Ignores a waker of a slot that is free by now, and polls a busy slot.
     fn poll_busy(&self, slot: Box<Slot>) -> Option<CommandResult> {
         if slot.busy.is_some() {
             return self.resume(slot);

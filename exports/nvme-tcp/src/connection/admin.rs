@@ -1,4 +1,4 @@
-//! Fabrics commands and those of the admin queue: completes them at once, or starts those that wait.
+//! Fabrics and admin commands: completes them at once, or starts those that must wait.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::model::command_error::CommandError;
 use crate::model::controller::Controller;
 use crate::model::handover::Successor;
 
-/// First and longest pause between two looks whether a controller that was ended has commands in flight.
+/// The first and the longest pause between two checks whether a controller that was ended still has commands in flight.
 const END_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_END_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -95,7 +95,7 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
             return Err(StatusCode::INVALID_OPCODE.into());
         };
         connection.begin_drain();
-        // An I/O queue had no timer until now; a host that sends no more of its data must not delay the end.
+        // An I/O queue had no timer so far, but a host that stops sending data must not delay the end.
         connection.rearm_timer();
         return Ok(0);
     };
@@ -148,7 +148,7 @@ fn start(
             let namespace = NamespaceHandle::new(&controller.namespace(command.nsid.get())?, controller);
             let here = Rc::clone(connection);
             connection.complete_later(token, command, counted, async move |is_over| {
-                // What was found so far is an answer, too, when the connection drains.
+                // If the connection drains, what has been found so far is a valid answer too.
                 let is_over = || is_over() || here.is_draining();
                 lba_status::get(&namespace, &args, host_buffer as usize, &is_over).await
             });
@@ -183,7 +183,8 @@ fn ended_controller(command: &Command) -> Option<u16> {
     }
 }
 
-/// Ends a controller that its host has lost, and waits until nothing of it is executed any more, or until nobody waits for that.
+/// Ends a controller that its host has lost, and waits until none of its commands is executed any more, or until nobody
+/// waits for the result.
 async fn end_controller(controller: &Arc<Controller>, is_gone: &dyn Fn() -> bool) {
     tracing::info!(
         controller = controller.id,
@@ -199,7 +200,7 @@ async fn end_controller(controller: &Arc<Controller>, is_gone: &dyn Fn() -> bool
 }
 
 /// Executes Abort; bit 0 of the result is 0 if a command was aborted. I/O queues may be on other cores, and by the time
-/// that those were reached the command has mostly completed.
+/// that an abort could reach these, the command has usually completed.
 fn abort(connection: &Connection, args: &Abort) -> u64 {
     u64::from(args.queue != 0 || !connection.abort_event_request(args.cid))
 }
@@ -212,7 +213,7 @@ fn connect(connection: &Rc<Connection>, command: &Command, data: &[u8]) -> Resul
     outcome
 }
 
-/// Logs the connected hosts, and the refused hosts that an operator may have meant to allow.
+/// Logs connected hosts, and refused hosts that an operator may have intended to allow.
 fn log_outcome(connection: &Connection, args: &Connect, data: &ConnectData, outcome: &Result<u64, CommandError>) {
     let (subsystem, host) = (data.subnqn.as_str(), host_name(data.hostnqn.as_ref()));
     let from = connection.peer_address();
@@ -254,9 +255,9 @@ fn parameter(parameter: InvalidParameter) -> CommandError {
     ConnectError::from(parameter).into()
 }
 
-/// The error for a subsystem or controller that does not exist but may exist soon: a subsystem is added again, or the
-/// host makes a new controller. Without Do Not Retry, hosts that had it keep trying for as long as they are configured
-/// to.
+/// The error for a subsystem or controller that does not exist but may exist soon: a subsystem may be added again, and
+/// the host may make a new controller. Without Do Not Retry, hosts that were connected keep trying as long as they are
+/// configured to.
 fn missing(what: InvalidParameter) -> CommandError {
     let error = parameter(what);
     CommandError { status: error.status.with_dnr(false), ..error }

@@ -25,7 +25,8 @@ impl Connection {
     pub(crate) fn on_command(self: &Rc<Self>, token: Token, command: Command, data: CommandData) {
         self.advance_head();
         if !self.event_requests.is_empty() {
-            // A host that uses the identifier of an event request again, as some do when they disconnect, has given that request up.
+            // If a host reuses the identifier of an event request, as some do when they disconnect, it has given up
+            // that request.
             let _ = self.event_requests.take(command.cid.get());
         }
         if !self.fuse(token, &command) {
@@ -67,7 +68,7 @@ impl Connection {
         PreparedCommand { command, request, resets: self.resets.get() }
     }
 
-    /// What the reply to a command may hold until the host has received it.
+    /// What the reply to a command may occupy until the host has received it.
     fn reply_bytes(&self, command: &Command, request: &Option<IoRequest>, host_buffer: u64) -> ReplyBytes {
         let counted = match request {
             Some(request) => request.read_bytes(),
@@ -235,7 +236,7 @@ impl Connection {
         }
     }
 
-    /// Starts commands that wait for memory, in order, as far as there is some.
+    /// Starts commands that wait for memory, in order, as far as memory is available.
     pub(crate) fn start_work(&self) {
         while let Some((waiting, held)) = self.work.next(self.slots.task()) {
             let WaitingWork { token, command, mut request, work } = waiting;
@@ -248,7 +249,7 @@ impl Connection {
         match self.slots.start((token, *command), request, work) {
             Ok(None) => {}
             Ok(Some(result)) => self.on_result(result),
-            // There are as many slots as commands in flight. Only after a close has the core dropped older commands,
+            // There are as many slots as commands in flight. Only after a close the core has dropped older commands,
             // and then no completion is sent.
             Err(NoSlot) => self.complete(token, command, Err(StatusCode::INTERNAL_ERROR.into())),
         }
@@ -260,12 +261,12 @@ impl Connection {
 
     fn complete_io(&self, token: Token, command: &Command, read_bytes: u64, outcome: Result<Reply, CommandError>) {
         self.settle_reply(read_bytes, &outcome);
-        // A host also counts completions as traffic for Keep Alive, so the target must too.
+        // A host also counts completions as traffic for Keep Alive, so the target must do the same.
         self.registration.signal.note_traffic();
         self.complete(token, command, outcome);
     }
 
-    /// Counts what a reply transfers in place of what was counted before its length was known.
+    /// Counts what a reply transfers, instead of the estimate from before its length was known.
     pub(crate) fn settle_reply(&self, counted: u64, outcome: &Result<Reply, CommandError>) {
         let bytes = match outcome {
             Ok(Reply::Data(data, _)) => data.len_bytes() as u64,
@@ -276,7 +277,7 @@ impl Connection {
         }
     }
 
-    /// Fails a command that is not executed; half of a fused pair completes with its other half.
+    /// Fails a command that is not executed; half of a fused pair completes together with its other half.
     fn fail(self: &Rc<Self>, token: Token, command: &Command, error: CommandError) {
         match self.is_half(command) {
             true => self.fail_half(token, error),
@@ -321,7 +322,7 @@ impl Connection {
         }
     }
 
-    /// SQHD: FFFFh with flow control disabled.
+    /// SQHD; FFFFh if flow control is disabled.
     fn sqhd(&self) -> u16 {
         self.sq_head.get().map_or(0xFFFF, |(head, _)| head as u16)
     }

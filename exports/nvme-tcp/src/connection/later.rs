@@ -1,9 +1,10 @@
-//! Admin commands that complete later: Asynchronous Event Requests, and commands that wait for a device or for another controller.
+//! Admin commands that complete later: Asynchronous Event Requests, and commands that wait for a device or for another
+//! controller.
 //!
-//! Invariants: one task waits for all event requests of a queue. A request leaves at once, and nothing of it stays, when an event occurs,
-//! when it is aborted, when its identifier is used again, and when the controller is reset. A command that waits for a device keeps its
-//! connection, which counts against the limit of connections until the command has ended. Commands of the time before a reset have no
-//! completions.
+//! Invariants: one task waits for all event requests of a queue. A request is removed completely and at once when an
+//! event occurs, when it is aborted, when its identifier is reused, and when the controller is reset. A command that
+//! waits for a device keeps its connection, which counts against the limit of connections until the command has ended.
+//! Commands from before a reset get no completions.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -49,8 +50,8 @@ impl Connection {
         true
     }
 
-    /// Drops all admin commands in flight without completions, because the controller was reset. Those whose data are on their way, or that
-    /// wait for a device, are dropped once that has ended.
+    /// Drops all admin commands in flight without completions, because the controller was reset. Those whose data is in
+    /// transfer, or that wait for a device, are dropped when that has ended.
     pub(crate) fn forget_commands(&self) {
         self.resets.set(self.resets.get() + 1);
         let waiting = self.waiting.take().into_iter().map(|waiting| waiting.token());
@@ -59,7 +60,7 @@ impl Connection {
         forgotten.into_iter().for_each(|token| core.forget(token));
     }
 
-    /// Completes an admin command, unless the controller was reset since.
+    /// Completes an admin command, unless the controller was reset since it was received.
     pub(crate) fn complete_unless_reset(
         &self,
         token: Token,
@@ -73,8 +74,8 @@ impl Connection {
         }
     }
 
-    /// Completes a command with the outcome of `work`, which is told when nobody waits for it any more. `reply_bytes` were counted for its
-    /// data.
+    /// Completes a command with the result of `work`, which is informed when nobody waits for it any more.
+    /// `reply_bytes` is what was counted for its data.
     pub(crate) fn complete_later(
         self: &Rc<Self>,
         token: Token,
@@ -94,18 +95,19 @@ impl Connection {
         });
     }
 
-    /// A command that no slot counts begins.
+    /// A command begins that occupies no slot.
     pub(crate) fn command_started(&self) {
         self.running.set(self.running.get() + 1);
     }
 
-    /// A command that no slot counts has ended.
+    /// A command has ended that occupied no slot.
     pub(crate) fn command_ended(&self) {
         self.running.set(self.running.get() - 1);
         self.scheduler.wake();
     }
 
-    /// Completes the oldest request with an event, if there are both. Else says when the event is due that waits for its interval.
+    /// Completes the oldest request with an event, if there are both. Otherwise returns when the next event is due that
+    /// waits for its interval.
     fn report_event(&self, events: &AsyncEvents) -> Result<(), Option<Instant>> {
         if self.event_requests.is_empty() {
             return Err(None);
@@ -118,11 +120,11 @@ impl Connection {
     }
 }
 
-/// Completes requests until the connection is no admin queue any more. Does not keep it.
+/// Completes requests until the connection is no longer an admin queue. Does not keep the connection alive.
 async fn complete_requests(connection: Weak<Connection>, events: Arc<AsyncEvents>) {
     let mut timer: Option<Sleep> = None;
     poll_fn(|cx| {
-        // Before it looks, so that no event is missed.
+        // Registers before it checks, so that no event is missed.
         events.listen(cx);
         let Some(connection) = connection.upgrade() else { return Poll::Ready(()) };
         if !matches!(&*connection.role.borrow(), Role::Admin(_)) {

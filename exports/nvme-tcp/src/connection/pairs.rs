@@ -1,4 +1,4 @@
-//! Fused pairs on a connection: collects their halves, executes the pairs and completes both commands.
+//! Fused pairs on a connection: collects the halves, executes the pairs and completes both commands.
 
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use crate::connection::task::{Connection, Role};
 use crate::model::command_error::CommandError;
 
 impl Connection {
-    /// Takes every command in order. Fails a second half without its first, and returns `false`.
+    /// Takes each command in order. Fails a second half without its first, and returns `false`.
     pub(crate) fn fuse(self: &Rc<Self>, token: Token, command: &Command) -> bool {
         let is_half = self.is_half(command);
         if !is_half && self.pairs.is_empty() {

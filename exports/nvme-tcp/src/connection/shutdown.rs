@@ -1,8 +1,8 @@
-//! Ends a connection: on a timer, on a signal of another core, or because its own core stops.
+//! Ends a connection: because of a timer, of a signal from another core, or because its own core stops.
 //!
-//! A drain takes no further command. Writes whose data was requested get their data, and commands in flight complete,
-//! for [`crate::Limits::drain`] at most. The admin queue waits for the I/O queues of its controller, which would
-//! otherwise be aborted with it.
+//! While a connection drains, it accepts no more commands. Writes whose data was already requested get their data, and
+//! commands in flight complete, for at most [`crate::Limits::drain`]. The admin queue waits for the I/O queues of its
+//! controller, which would otherwise be aborted together with it.
 
 use std::future::{Future, poll_fn};
 use std::net::Shutdown;
@@ -64,7 +64,7 @@ impl Connection {
         }
     }
 
-    /// When the timer fires next.
+    /// The next time at which the timer fires.
     fn deadline(&self) -> Option<Instant> {
         if self.is_aborted.get() {
             return None;
@@ -104,7 +104,7 @@ impl Connection {
         self.drain_deadline.get().is_some()
     }
 
-    /// Takes no more commands, completes those in flight, then ends the connection.
+    /// Accepts no more commands, completes those in flight, then ends the connection.
     pub(crate) fn begin_drain(&self) {
         if !self.is_draining() {
             self.drain_deadline.set(Some(now() + self.target.limits.drain));
@@ -137,7 +137,7 @@ impl Connection {
         }
         let role = self.role.borrow().clone();
         if let Role::Admin(controller) = role {
-            // The I/O queues have the same drain time, so the outcome does not matter.
+            // The I/O queues have the same time to drain, so the result does not matter.
             let _ = timeout(remaining(self.drain_deadline.get()), poll_fn(|cx| controller.poll_drained(cx))).await;
         }
     }

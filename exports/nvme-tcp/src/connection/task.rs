@@ -1,11 +1,11 @@
 //! A connection: one task receives, executes and sends; another (`shutdown.rs`) handles its timer and the signals of
 //! other cores.
 //!
-//! It ends when the peer closes it, violates the protocol or is silent too long, when its controller ends, or when the
-//! target stops. Commands in flight complete, and their completions are dropped unless the target drains.
+//! It ends when the peer closes it, violates the protocol or is silent for too long, when its controller ends, or when
+//! the target stops. Commands in flight complete, and their completions are dropped unless the target drains.
 //!
-//! Shape: one poll of the task ([`SendScheduler`]) executes what was received together before it receives more, so that completions
-//! leave first, in batches.
+//! Shape: one poll of the task ([`SendScheduler`]) executes what was received together before it receives more, so that
+//! completions leave first, in batches.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -43,7 +43,7 @@ use crate::model::subsystem::Subsystem;
 /// Bytes of a received command without data.
 const CAPSULE_BYTES: usize = 72;
 
-/// What a connection is.
+/// The role of a connection.
 #[derive(Clone)]
 pub(crate) enum Role {
     /// No queue yet: Connect has not completed.
@@ -59,7 +59,7 @@ pub(crate) struct PreparedCommand {
     pub(crate) command: Command,
     /// `None` for Fabrics and admin commands.
     pub(crate) request: Option<IoRequest>,
-    /// Resets of the controller before it, for a command of an admin queue.
+    /// The number of resets of the controller before it, for a command on an admin queue.
     pub(crate) resets: u64,
 }
 
@@ -67,11 +67,11 @@ pub(crate) struct PreparedCommand {
 pub(crate) enum WaitingCommand {
     /// Its data is to be fetched.
     Fetch(Token, PreparedCommand, usize),
-    /// It reads at most so many bytes.
+    /// It reads at most this many bytes.
     Read(Token, PreparedCommand, ReplyBytes),
 }
 
-/// A command that waits for memory besides its data.
+/// A command that waits for memory in addition to its data.
 pub(crate) struct WaitingWork {
     pub(crate) token: Token,
     pub(crate) command: Command,
@@ -82,7 +82,7 @@ pub(crate) struct WaitingWork {
 /// Bytes of a reply.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ReplyBytes {
-    /// What is counted as in flight until the length of the reply is known.
+    /// What counts as in flight until the length of the reply is known.
     pub(crate) counted: u64,
     /// The host's buffer.
     pub(crate) host_buffer: u64,
@@ -100,11 +100,11 @@ pub(crate) struct Connection {
     pub(crate) target: Arc<TargetState>,
     pub(crate) registration: Registration,
     pub(crate) core: RefCell<Core>,
-    /// The subsystem of an I/O queue, for the lookup that divides in-capsule data into blocks.
+    /// The subsystem of an I/O queue, for the lookup of how in-capsule data is divided into blocks.
     subsystem: Arc<OnceLock<Arc<Subsystem>>>,
     pub(crate) stream: Stream,
     pub(crate) role: RefCell<Role>,
-    /// Of an I/O queue, until what is in flight is fenced.
+    /// For an I/O queue, set until what is in flight is fenced.
     watched_end: RefCell<Option<Rc<WatchedEnd<Arc<Controller>>>>>,
     pub(crate) scheduler: SendScheduler,
     /// Commands whose data is being fetched, by the index of their token.
@@ -113,9 +113,9 @@ pub(crate) struct Connection {
     pub(crate) pairs: FusedPairs,
     /// Commands that wait for their share of bytes in flight.
     pub(crate) waiting: RefCell<VecDeque<WaitingCommand>>,
-    /// Bytes of all reads that were started, without failed ones.
+    /// Bytes of all reads that were started, except failed ones.
     pub(crate) read_bytes: Cell<u64>,
-    /// Bytes of reads in the current send, which the socket has not taken completely.
+    /// Bytes of reads in the current send that the socket has not yet accepted.
     pub(crate) sending_bytes: Cell<u64>,
     /// This connection's share of the bytes in flight over all connections.
     pub(crate) share: Share,
@@ -123,20 +123,20 @@ pub(crate) struct Connection {
     pub(crate) slots: CommandSlots,
     /// Fused pairs in flight, and admin commands that wait for a device or for another controller.
     pub(crate) running: Cell<usize>,
-    /// Commands that wait for memory that they need besides their data, or have it.
+    /// Commands that wait for memory in addition to their data, or have it.
     pub(crate) work: WorkQueue<WaitingWork>,
-    /// Resets of the controller of an admin queue that were seen.
+    /// The number of resets of the controller that this admin queue has seen.
     pub(crate) resets: Cell<u64>,
     /// Asynchronous Event Requests that wait for an event.
     pub(crate) event_requests: EventRequests,
     pub(crate) pool: Pool,
-    /// Submission queue head and entries; `None` with flow control off or before Connect.
+    /// Submission queue head and number of entries; `None` if flow control is off, and before Connect.
     pub(crate) sq_head: Cell<Option<(u32, u32)>>,
     /// Set when the connection drains: the time limit of commands in flight.
     pub(crate) drain_deadline: Cell<Option<Instant>>,
-    /// Nothing more is received.
+    /// True if nothing more is received.
     pub(crate) is_receive_stopped: Cell<bool>,
-    /// The connection was aborted, and has no timer.
+    /// True if the connection was aborted, and so has no timer.
     pub(crate) is_aborted: Cell<bool>,
     pub(crate) accepted: Instant,
 }
@@ -185,7 +185,7 @@ impl Connection {
 
     /// Sets the role of the connection after a successful Connect.
     pub(crate) fn set_role(self: &Rc<Self>, role: Role, entries: u32, no_flow_control: bool) {
-        // The Connect command itself has left the queue.
+        // The Connect command itself has already left the queue.
         self.sq_head.set((!no_flow_control).then_some((1 % entries, entries)));
         self.core.borrow_mut().set_success_flag(no_flow_control);
         if matches!(role, Role::Admin(_)) {
@@ -209,7 +209,7 @@ impl Connection {
         control.abort();
     }
 
-    /// Polls `work`, and before it the commands at devices that can go on.
+    /// Polls `work`, and before it the commands whose devices can continue.
     async fn with_slots<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|cx| {
@@ -219,7 +219,7 @@ impl Connection {
                 result.into_iter().for_each(|result| self.on_result(result));
             }
             if self.work.waiting() > 0 {
-                // Another connection may have given memory back.
+                // Another connection may have released memory.
                 self.start_work();
             }
             work.as_mut().poll(cx)
@@ -227,7 +227,8 @@ impl Connection {
         .await
     }
 
-    /// Number of commands in flight but event requests; a pair counts once. The connection's task polls each completion.
+    /// The number of commands in flight except event requests; a pair counts once. The connection's task polls each
+    /// completion.
     pub(crate) fn busy(&self) -> usize {
         self.slots.busy() + self.running.get() + self.work.waiting()
     }
@@ -262,7 +263,7 @@ impl Connection {
         }
     }
 
-    /// Returns a buffer to receive into, once the budget permits more in-capsule data; `None` when the connection is
+    /// Returns a buffer to receive into, once the budget permits more in-capsule data; `None` if the connection is
     /// closed.
     async fn receive_buffer(&self) -> Option<Buffer> {
         poll_fn(|_| {
@@ -279,7 +280,7 @@ impl Connection {
         .await
     }
 
-    /// A function of its own, so that the core is not borrowed while the event is handled.
+    /// A separate function, so that the core is not borrowed while the event is handled.
     pub(crate) fn next_event(&self) -> Option<Event> {
         self.core.borrow_mut().next_event()
     }
@@ -287,7 +288,8 @@ impl Connection {
     pub(crate) fn on_event(self: &Rc<Self>, event: Event) {
         match event {
             Event::Established(_) => {}
-            // Not completed: the host repeats it on its next connection, while an error would reach its users.
+            // The command is not completed, so that the host repeats it on its next connection; an error would be
+            // passed on to its users.
             Event::Command { .. } if self.is_draining() => {}
             Event::Command { token, command, data } => self.on_command(token, command, data),
             Event::DataReady { token, data } => self.on_data(token, data),
@@ -344,7 +346,8 @@ impl Connection {
         self.scheduler.wake();
     }
 
-    /// Keeps newer changes behind the commands of an I/O queue that are in flight when it ends: its host may send them again.
+    /// Makes newer changes wait for the commands of an I/O queue that are in flight when it ends, because its host may
+    /// send them again.
     async fn fence(&self) {
         let role = self.role.borrow().clone();
         if let Role::Io(context, _) = role {
@@ -364,8 +367,9 @@ impl Connection {
         }
     }
 
-    /// Waits for queues of the host's other controllers that have ended, so that nothing that lies unread there is executed after what was
-    /// received here: the host sends it again, and then newer changes.
+    /// Waits until queues of the host's other controllers that have ended are read completely, so that no unread
+    /// command there is executed after those received here. The host would send such a command again, and then newer
+    /// changes.
     async fn wait_for_ended(&self) {
         let Some(watched) = self.watched_end.borrow().clone() else { return };
         watched.wait_for_others(|own, other| own.is_of_host(other)).await;
@@ -401,8 +405,8 @@ impl Connection {
         lingering_close(&self.stream).await;
     }
 
-    /// Executes what was received, and sends completions in batches, at least two for reads. Completions without data
-    /// are short, so that those of writes, whose commands are longer, are sent together.
+    /// Executes what was received, and sends completions in batches, for reads in at least two. Completions without
+    /// data are short, so those of writes, whose commands are longer, are sent together.
     pub(crate) async fn process_batch(self: &Rc<Self>, received_bytes: usize) {
         let mut batch = ReplyBatch::new(received_bytes, CAPSULE_BYTES);
         while let Some(event) = self.next_event() {
@@ -423,7 +427,8 @@ impl Connection {
     }
 }
 
-/// Returns the function that looks up how in-capsule data divides into blocks, once the subsystem of the queue is set.
+/// Returns the function that looks up how in-capsule data is divided into blocks, once the subsystem of the queue is
+/// known.
 fn layout_lookup(subsystem: &Arc<OnceLock<Arc<Subsystem>>>) -> LayoutOf {
     let subsystem = Arc::clone(subsystem);
     LayoutOf::new(move |command| subsystem.get()?.namespaces().get(&command.nsid.get())?.block_layout_of(command))

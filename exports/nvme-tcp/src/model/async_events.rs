@@ -1,12 +1,12 @@
 //! Asynchronous events of a controller.
 //!
-//! Invariants: an event is reported only if the host has enabled it, and then not again until the host has read its log
-//! page without Retain Asynchronous Event. No event is lost that occurs before a request arrives, or on another core
-//! while a page is made: reading the page acknowledges only what had been counted before.
+//! Invariants: an event is reported only if the host has enabled it, and after that not again until the host has read
+//! its log page without Retain Asynchronous Event. No event is lost if it occurs before a request arrives, or on
+//! another core while a page is made, because reading the page acknowledges only what had been counted before.
 //!
-//! Shape: any core may post events, while the requests of the host wait on the admin queue's core
-//! ([`EventRequests`]), so the state is behind a lock, and the one task that waits for all requests leaves its waker. No I/O
-//! command takes this lock.
+//! Shape: any core may post events, while the requests of the host wait on the admin queue's core ([`EventRequests`]).
+//! So the state is behind a lock, and the task that waits for all requests leaves its waker there. No I/O command takes
+//! this lock.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -22,7 +22,7 @@ use sealblock_protocols_nvme_tcp::target::Token;
 
 /// The maximum number of outstanding Asynchronous Event Requests (AERL).
 pub(crate) const EVENT_REQUESTS: u16 = 4;
-/// Entries of the Changed Attached Namespace List; one more means all namespaces.
+/// The maximum number of entries in the Changed Attached Namespace List; one more means all namespaces.
 const MAX_CHANGED_NAMESPACES: usize = 1024;
 /// The events, with the bit that enables each.
 const KINDS: [(AsynchronousEvent, EventConfiguration); 4] = [
@@ -49,18 +49,18 @@ pub(crate) struct AsyncEvents {
 struct EventState {
     /// Occurrences of each event, by index in `KINDS`.
     counts: EventCounts,
-    /// The occurrences that were reported, or shown by a log page that the host has read.
+    /// The occurrences that were reported, or that were shown by a log page that the host has read.
     reported_counts: [u64; KINDS.len()],
-    /// True if the event was reported and its log page not read since.
+    /// True if the event was reported and its log page has not been read since.
     masked: [bool; KINDS.len()],
     changed: BTreeSet<u32>,
     /// When bad blocks were last reported.
     last_damage_report: Option<Instant>,
-    /// The task that has requests, or will have some.
+    /// The task that has requests, or will get some.
     waiting: Option<Waker>,
 }
 
-/// Occurrences of each event at some time.
+/// The occurrences of each event at some time.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct EventCounts([u64; KINDS.len()]);
 
@@ -128,12 +128,12 @@ impl AsyncEvents {
         changed_namespaces(&changed)
     }
 
-    /// The occurrences until now. Read them before making a page, which then shows all of them.
+    /// The occurrences so far. Call this before making a page, which then shows all of them.
     pub(crate) fn counts(&self) -> EventCounts {
         self.lock().counts
     }
 
-    /// Acknowledges the events up to `shown` of a page that the host has read without Retain Asynchronous Event.
+    /// Acknowledges the events up to `shown`, after the host has read their page without Retain Asynchronous Event.
     pub(crate) fn page_was_read(&self, page: LogPage, shown: EventCounts) {
         {
             let mut state = self.lock();
@@ -160,13 +160,14 @@ impl AsyncEvents {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Has this task woken once something changes.
+    /// Wakes this task when something changes.
     pub(crate) fn listen(&self, cx: &Context<'_>) {
         let before = self.lock().waiting.replace(cx.waker().clone());
         drop(before);
     }
 
-    /// Takes an event to be reported now. An event that waits for the reporting interval is due at the returned time.
+    /// Takes an event to be reported now. If an event waits for the reporting interval, the error has the time at which
+    /// it is due.
     pub(crate) fn take(&self, now: Instant) -> Result<AsynchronousEvent, Option<Instant>> {
         let mut state = self.lock();
         let config = EventConfiguration::from_bits_retain(self.config());
@@ -197,11 +198,12 @@ impl AsyncEvents {
     }
 }
 
-/// The outstanding requests of one admin queue, oldest first: at most [`EVENT_REQUESTS`], whatever identifiers they have.
+/// The outstanding requests of one admin queue, oldest first: at most [`EVENT_REQUESTS`], whatever identifiers they
+/// have.
 #[derive(Default)]
 pub(crate) struct EventRequests {
     waiting: RefCell<VecDeque<(Token, Command)>>,
-    /// There was a request before.
+    /// True if there was a request before.
     is_known: Cell<bool>,
 }
 
@@ -274,7 +276,7 @@ mod tests {
     fn events_after_a_page_was_made_are_reported_and_those_it_shows_are_not() {
         let (events, now) = enabled();
         events.damage_found();
-        // The page is made, and shows it.
+        // The page is made now, and shows the event.
         let shown = events.counts();
         events.page_was_read(LogPage::LbaStatus, shown);
         assert_eq!(events.take(now), NOTHING);
@@ -283,7 +285,7 @@ mod tests {
         events.damage_found();
         events.page_was_read(LogPage::LbaStatus, shown);
         assert_eq!(events.take(now), Ok(AsynchronousEvent::LBA_STATUS), "the page does not show the last");
-        // The host reads the page of an event, and another happens meanwhile.
+        // While the host reads the page of an event, another event occurs.
         let shown = events.counts();
         events.namespace_changed(3);
         events.damage_found();

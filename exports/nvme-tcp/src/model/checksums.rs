@@ -1,10 +1,10 @@
 //! CRCs that serve both as guards and in data digests, and the counters of bytes whose CRC was computed.
 //!
-//! On a device with the 32-bit guard, the CRC-32C of each block is its guard, and combined with those of other blocks
-//! and of the tuples between them it is the data digest. CRCs that were computed for a digest make or check the guards
+//! On a device with the 32-bit guard, the CRC-32C of each block is its guard; combined with the CRCs of other blocks
+//! and of the tuples between them, it is the data digest. CRCs that were computed for a digest make or check the guards
 //! of a Write; guards that the device compared with the data make the digest of a Read.
 //!
-//! Invariant: a CRC is reused only if it was computed from this data: on receipt, in the pass that checked the digest,
+//! Invariant: a CRC is reused only if it was computed from these data: on receipt, in the pass that checked the digest,
 //! or by the device that compared every guard ([`Sealed::block_crcs`](sealblock_integrity::Sealed::block_crcs)). Any
 //! other CRC is recomputed.
 
@@ -15,16 +15,16 @@ use sealblock_protocols_nvme_tcp::target::Counters;
 
 use crate::model::sync::Counter;
 
-/// The layouts of a namespace's blocks on the wire, where guard and digest use the same CRC.
+/// The layouts of a namespace's blocks on the wire, if guard and digest use the same CRC.
 pub(crate) struct BlockLayouts {
-    /// Data alone.
+    /// Data only.
     pub(crate) data_only: BlockLayout,
     /// Each block's data, then its tuple.
     pub(crate) tagged: BlockLayout,
 }
 
 impl BlockLayouts {
-    /// Returns `None` if there is no guard, or it is another CRC than the digest.
+    /// Returns `None` if there is no guard, or if it is not the CRC of the digest.
     pub(crate) fn of(geometry: &Geometry) -> Option<BlockLayouts> {
         let format = geometry.protection.filter(|format| format.guard() == GuardKind::Crc32c)?;
         let data_bytes = geometry.block_size.bytes();
@@ -36,17 +36,17 @@ impl BlockLayouts {
 /// Bytes that the I/O queues of a subsystem moved, and bytes whose CRC was computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ChecksumStats {
-    /// Payload bytes that were received: data, and tags that travel with it.
+    /// Payload bytes that were received: data, and tags if they are transferred.
     pub received_bytes: u64,
     /// Of those, bytes whose CRC was computed for data digests; guards may come from the same pass.
     pub received_bytes_summed: u64,
     /// Payload bytes that were sent.
     pub sent_bytes: u64,
-    /// Of those, bytes whose CRC was computed for data digests, without those whose guards were known.
+    /// Of those, bytes whose CRC was computed for data digests, not counting blocks whose guards were known.
     pub sent_bytes_summed: u64,
-    /// Bytes of data whose guards were computed for Writes, apart from data digests.
+    /// Bytes of data whose guards were computed for Writes, separately from data digests.
     pub guard_bytes_summed: u64,
-    /// Bytes of data whose guards devices compared for Reads, which takes a pass of theirs.
+    /// Bytes of data whose guards devices compared for Reads, which takes another pass.
     pub stored_bytes_checked: u64,
 }
 

@@ -13,7 +13,8 @@ pub(crate) struct CommandError {
     pub(crate) result: u64,
     pub(crate) lba: Option<Lba>,
     pub(crate) location: Option<FieldLocation>,
-    /// True if it reports bad blocks: failed checks and media errors, but no miscompare, and no tag that the host did not expect.
+    /// True if it reports bad blocks: failed checks and media errors, but no miscompares, and no tags that only the
+    /// host did not expect.
     pub(crate) is_damage: bool,
 }
 
@@ -35,7 +36,7 @@ impl CommandError {
         CommandError { lba, result, is_damage, ..CommandError::from(to_status(error_kind, kind)) }
     }
 
-    /// Returns the same with this block, unless it names a block already.
+    /// Returns the same error with this block, unless it already names a block.
     pub(crate) fn or_at(mut self, lba: Lba) -> CommandError {
         self.lba.get_or_insert(lba);
         self
@@ -55,7 +56,7 @@ pub(crate) fn to_status(error_kind: &ErrorKind, kind: RequestKind) -> Status {
         ErrorKind::Range { .. } => StatusCode::LBA_OUT_OF_RANGE.status(),
         ErrorKind::Limit { .. } => StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.status().with_dnr(true),
         ErrorKind::Absent(_) => StatusCode::INVALID_OPCODE.status(),
-        // The blocks are there, and another attempt gives the same.
+        // The blocks are readable, and another attempt gives the same result.
         ErrorKind::MayBeOlder(_) => StatusCode::INTERNAL_ERROR.status().with_dnr(true),
         // It may have been executed, so the host must not send it again as if it had not.
         ErrorKind::Unreachable { .. } if kind == RequestKind::CompareAndWrite => {

@@ -1,11 +1,11 @@
-//! A controller: one host's association with a subsystem. Connect on an admin queue makes it, and the end of that queue
-//! ends it.
+//! A controller: the association of one host with a subsystem. Connect on an admin queue creates it, and the end of
+//! that queue ends it.
 //!
-//! Its queues may be on several cores. I/O commands read flags only; locks are for admin commands, and for queues that
+//! Its queues may be on several cores. I/O commands only read flags; locks are for admin commands, and for queues that
 //! connect or disconnect.
 //!
 //! Invariant: a queue is added under the lock of `io_queues` while the controller is ready and has not ended. A task
-//! that changes either state takes the lock afterwards, so it misses no queue.
+//! that changes either of these states takes the lock afterwards, so it misses no queue.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -41,7 +41,7 @@ pub(crate) const KAS: u16 = 1;
 const INITIAL_QUEUES: u32 = 1;
 /// Bytes of feature Host Behavior Support.
 const BEHAVIOR_BYTES: usize = 512;
-/// CC.CSS value 110b, which CAP.CSS bit 6 permits: all supported I/O command sets. There is one.
+/// CC.CSS value 110b, which CAP.CSS bit 6 permits: all supported I/O command sets. There is only one.
 const ALL_COMMAND_SETS: u8 = 6;
 
 /// Rounds a keep alive timeout up to the granularity (Base, "Keep Alive Timer feature").
@@ -61,7 +61,7 @@ pub(crate) struct Controller {
     pub(crate) from: String,
     pub(crate) connected_at: Instant,
     pub(crate) keep_alive_ms: Locked<u32>,
-    /// The same as Connect set it, which a reset restores.
+    /// The value that Connect set, which a reset restores.
     initial_keep_alive_ms: u32,
     pub(crate) queues_granted: Locked<u32>,
     pub(crate) async_events: Arc<AsyncEvents>,
@@ -73,24 +73,24 @@ pub(crate) struct Controller {
     /// The page of a damage log that the host reads.
     pub(crate) damage_page: Locked<Weak<DamagePage>>,
     pub(crate) io_queues: Locked<BTreeMap<u16, Weak<ControlSignal>>>,
-    /// The flush cursor of this controller at each device. All its queues share it.
+    /// The flush cursors of this controller, one for each device. All its queues share it.
     flush_cursors: Locked<Vec<Arc<FlushCursor>>>,
     state: Locked<ControllerState>,
-    /// CSTS.RDY as commands see it: cleared at once when a reset begins.
+    /// CSTS.RDY as commands see it; cleared as soon as a reset begins.
     is_ready: Flag,
-    /// The admin queue has ended.
+    /// True if the admin queue has ended.
     has_ended: Flag,
     last_alive: Locked<Instant>,
     admin: Weak<ControlSignal>,
-    /// References of I/O queues that are connected or have commands in flight, and of admin commands that change a
+    /// References by I/O queues that are connected or have commands in flight, and by admin commands that change a
     /// device.
     queue_refs: AtomicUsize,
-    /// Woken when `queue_refs` is zero.
+    /// Woken when `queue_refs` becomes zero.
     drain_waker: Locked<Option<Waker>>,
 }
 
-/// An admin command that changes something on a device. While it exists, a reset does not complete, and the host's next
-/// controller is not ready: this command must not overwrite what that controller writes.
+/// An admin command that changes something on a device. While it exists, a reset does not complete and the host's next
+/// controller does not become ready, because this command must not overwrite what that controller writes.
 pub(crate) struct DeviceChangeGuard(Arc<Controller>);
 
 impl Drop for DeviceChangeGuard {
@@ -103,15 +103,15 @@ impl Drop for DeviceChangeGuard {
 struct ControllerState {
     cc: u32,
     status: ControllerStatus,
-    /// A reset completes when `queue_refs` is zero.
+    /// True if a reset completes when `queue_refs` becomes zero.
     is_resetting: bool,
-    /// Enabled, and ready once the commands of the host's ended controllers have completed.
+    /// True if it is enabled and becomes ready when the commands of the host's ended controllers have completed.
     is_awaiting_handover: bool,
     /// Number of resets.
     resets: u64,
     /// Number of shutdowns that the host has requested.
     shutdowns: u64,
-    /// A task flushes for a shutdown. There is at most one.
+    /// True if a task flushes for a shutdown. There is at most one.
     is_flushing: bool,
 }
 
@@ -153,7 +153,7 @@ impl Controller {
         }
     }
 
-    /// True if this is a controller of the same host and subsystem.
+    /// True if this controller belongs to the same host and subsystem.
     pub(crate) fn is_of_host(&self, other: &Controller) -> bool {
         Arc::ptr_eq(&self.subsystem, &other.subsystem) && self.host() == other.host()
     }
@@ -184,7 +184,7 @@ impl Controller {
         self.state.lock().status
     }
 
-    /// Restarts the keep alive time: the host sent a command on the admin queue.
+    /// Restarts the keep alive timer, because the host sent a command on the admin queue.
     pub(crate) fn mark_alive(&self) {
         self.last_alive.set(now());
     }
@@ -195,8 +195,8 @@ impl Controller {
     }
 
     /// Returns the flush cursor of this controller at a device. The controllers of one host are one client: the host
-    /// may flush on one what it wrote on another. A controller that is made after another one was lost reports the
-    /// failed writes of that one.
+    /// may flush on one what it wrote on another. A controller that replaces a lost one reports the failed writes of
+    /// the lost one.
     pub(crate) fn flush_cursor(&self, device: &SharedDevice) -> Arc<FlushCursor> {
         let mut flush_cursors = self.flush_cursors.lock();
         if let Some(existing) = flush_cursors.iter().find(|flush_cursor| device.has_cursor(flush_cursor)) {
@@ -211,7 +211,7 @@ impl Controller {
         flush_cursor
     }
 
-    /// The time at which the controller ends unless the host sends a command before.
+    /// When the controller ends, unless the host sends a command before.
     pub(crate) fn deadline(&self, idle: Duration) -> Instant {
         let timeout = match self.keep_alive_ms.get() {
             0 => idle,
@@ -227,7 +227,7 @@ impl Controller {
             return false;
         }
         let signals = self.io_queue_signals();
-        // Visits every queue, to clear each traffic flag.
+        // All queues are visited, to clear each traffic flag.
         let had_traffic = signals.iter().filter(|signal| signal.take_traffic()).count() > 0;
         if had_traffic {
             self.mark_alive();
@@ -275,7 +275,8 @@ impl Controller {
         } else if is_reset {
             self.is_ready.set(false);
             state.is_awaiting_handover = false;
-            // The host may write the same blocks again once RDY is clear, so no older write may be in flight then.
+            // The host may write the same blocks again once RDY is clear, so no older write may still be in flight
+            // then.
             state.is_resetting = self.queue_refs.load(Ordering::SeqCst) > 0;
             (status.ready, status.fatal, status.shutdown) =
                 (state.is_resetting && status.ready, false, ShutdownStatus::Normal);
@@ -299,7 +300,8 @@ impl Controller {
         }
     }
 
-    /// Gives every feature the value that it had when the host connected, and drops events. The host identifier stays: Connect set it.
+    /// Gives every feature its value from when the host connected, and drops events. The host identifier stays, because
+    /// Connect set it.
     fn reset_features(&self) {
         self.async_events.reset();
         self.feature_values.reset();
@@ -310,19 +312,19 @@ impl Controller {
         self.behavior.set(vec![0; BEHAVIOR_BYTES]);
     }
 
-    /// Number of resets. Admin commands of the time before one are dropped without completions.
+    /// Number of resets. Admin commands from before a reset are dropped without completions.
     pub(crate) fn resets(&self) -> u64 {
         self.state.lock().resets
     }
 
-    /// Flushes all namespaces, and then reports the shutdown as complete. A shutdown that the host requests during the
-    /// flush gets a flush of its own.
+    /// Flushes all namespaces, and then reports the shutdown as complete. If the host requests a shutdown during the
+    /// flush, another flush follows.
     async fn shut_down(self: Arc<Self>) {
         loop {
             let flushed_for = self.state.lock().shutdowns;
             let (_, namespaces) = self.subsystem.snapshot();
             for namespace in namespaces.values() {
-                // The flush has no cursor: its outcome reaches no host, and the host's next Flush must still report a
+                // The flush has no cursor: its result reaches no host, so the host's next Flush must still report a
                 // failure.
                 if let Err(error) = namespace.device.attach().execute(Request::flush()).await {
                     tracing::warn!(%error, "flush on shutdown failed");
@@ -340,7 +342,7 @@ impl Controller {
         }
     }
 
-    /// Adds an I/O queue; false if its identifier is in use or the controller takes no queues. On success the caller
+    /// Adds an I/O queue; false if its identifier is in use, or the controller accepts no queues. On success the caller
     /// must make the [`QueueContext`](crate::command::queue_context::QueueContext) that releases the reference.
     pub(crate) fn add_io_queue(&self, queue: u16, signal: &Arc<ControlSignal>) -> bool {
         let mut queues = self.io_queues.lock();
@@ -380,7 +382,7 @@ impl Controller {
         }
     }
 
-    /// Begins an admin command that changes a device; `None` if the controller takes no more.
+    /// Begins an admin command that changes a device; `None` if the controller accepts none any more.
     pub(crate) fn begin_device_change(self: &Arc<Self>) -> Option<DeviceChangeGuard> {
         let _queues = self.io_queues.lock();
         if !self.is_ready() || self.has_ended.get() {
@@ -409,7 +411,7 @@ impl Controller {
         self.subsystem.handover.controller_ended(&self.as_successor());
     }
 
-    /// Ends the controller, because its host says that it has lost it. Nothing more is read from its connections.
+    /// Ends the controller because its host reports that it has lost it. Nothing more is read from its connections.
     pub(crate) fn end_for_host(&self) {
         self.has_ended.set(true);
         self.is_ready.set(false);
@@ -442,8 +444,8 @@ impl Controller {
 }
 
 impl Controller {
-    /// Subscribes to the events of every namespace. Called after the controller is registered, so that either a
-    /// concurrent removal of a namespace or this function cancels the subscription to it.
+    /// Subscribes to the events of every namespace. Called after the controller is registered, so that a concurrent
+    /// removal of a namespace is noticed either there or here, and the subscription to it is cancelled.
     pub(crate) fn subscribe_to_namespaces(&self) {
         let mut watched = self.subsystem.snapshot();
         loop {
@@ -461,7 +463,7 @@ impl Controller {
         }
     }
 
-    /// Cancels the subscription to a removed namespace, has each I/O queue release it on its own core, and reports the
+    /// Cancels the subscription to a removed namespace, lets each I/O queue release it on its own core, and reports the
     /// change. May be called on any core.
     pub(crate) fn namespace_removed(&self, nsid: u32, namespace: &Arc<Namespace>) {
         namespace.state.unsubscribe(nsid, &self.async_events);
@@ -469,7 +471,7 @@ impl Controller {
         self.async_events.namespace_changed(nsid);
     }
 
-    /// Has each I/O queue release the resized namespace on its own core, and reports the change. May be called on any
+    /// Lets each I/O queue release the resized namespace on its own core, and reports the change. May be called on any
     /// core.
     pub(crate) fn namespace_resized(&self, nsid: u32) {
         self.signal_io_queues(Signals::CHANGED);
@@ -492,13 +494,13 @@ impl Controller {
 
 /// Values that hosts can set and that have no effect.
 pub(crate) struct FeatureValues {
-    /// Thresholds of the composite temperature, over and under, in kelvins. No sensor can cross them.
+    /// Thresholds of the composite temperature, over and under, in kelvins. No sensor can exceed them.
     pub(crate) thresholds_kelvins: [AtomicU32; 2],
-    /// DN (Disable Normal): the host does not need atomicity across AWUN, and gets it all the same.
+    /// DN (Disable Normal): the host does not need atomicity across AWUN, but gets it nevertheless.
     pub(crate) atomicity: AtomicU32,
 }
 
-/// Default thresholds, over and under: the highest and the lowest value, which no temperature passes.
+/// Default thresholds, over and under: the highest and the lowest value, which no temperature exceeds.
 pub(crate) const THRESHOLDS_KELVINS: [u32; 2] = [0xFFFF, 0];
 
 impl Default for FeatureValues {

@@ -1,5 +1,4 @@
-//! A handle to the known bad blocks of a device: for an operator's report, and for another export that learns about the
-//! same device.
+//! A handle to the known bad blocks of a device, for an operator's report, and for other exports that use the device.
 //!
 //! Invariant: while no bad block is known, reporting good blocks costs one relaxed load.
 
@@ -10,7 +9,7 @@ use sealblock_units::Extent;
 
 use crate::model::damage_list::DamageList;
 
-/// The known bad blocks of a device. Clones are for the same device, and none of them keeps it open.
+/// The known bad blocks of a device. Clones are for the same device; none of them keeps the device open.
 #[derive(Clone)]
 pub struct DamageHandle(Arc<DamageList>);
 
@@ -19,7 +18,7 @@ impl DamageHandle {
         DamageHandle(Arc::clone(list))
     }
 
-    /// Removes the blocks that a successful request of another protocol wrote, or found good by reading.
+    /// Removes blocks that a successful request of another protocol has written, or has found good by reading.
     pub fn succeeded(&self, kind: RequestKind, extent: Extent) {
         match kind {
             RequestKind::Write

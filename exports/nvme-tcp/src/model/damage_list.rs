@@ -1,16 +1,17 @@
 //! The known bad blocks of a device, which Get LBA Status and the damage log pages report.
 //!
-//! What is bad on a device at the bottom of the stack is in the list of that device, the source of this one: a read of a good copy
-//! says nothing of a bad one, and a restart forgets nothing. Kept here is only what concerns several copies (a conflict,
-//! an older copy), and everything of a device without a source, by the invariants that follow.
+//! Bad blocks of a device at the bottom of the stack are in that device's own list, the source of this one. So reading
+//! a good copy does not remove a bad one from it, and nothing is forgotten by a restart. This list itself contains only
+//! what concerns several copies (a conflict, an older copy), and, for a device without a source, everything, under the
+//! following invariants.
 //!
-//! Invariants: a block is added only if it fails the device's own check; a tag that a host did not expect is no error of this kind.
-//! At most [`MAX_BAD_BLOCKS`] blocks are listed; when more are found, the list reports an overflow until checks of all
-//! blocks found no more than fit. A block is removed when it is written, zeroed or discarded, and when a check finds
-//! it good. While the list is empty, a successful command costs one relaxed load.
+//! Invariants: a block is added only if it fails the device's own check; a tag that only a host did not expect is not
+//! such an error. At most [`MAX_BAD_BLOCKS`] blocks are listed; if more are found, the list reports an overflow until
+//! checks of all blocks have found no more than fit. A block is removed when it is written, zeroed or discarded, and
+//! when a check finds it good. While the list is empty, a successful command costs one relaxed load.
 //!
-//! Shape: one list for a device, shared by all controllers and cores, because damage belongs to the blocks and not to
-//! the controller that found it. A read that races with a write of the same block may leave the block in the list
+//! Shape: one list for each device, shared by all controllers and cores, because damage belongs to the blocks and not
+//! to the controller that found it. A read that races with a write of the same block may leave the block in the list
 //! although the write repaired it; the next check removes it.
 
 use std::collections::BTreeMap;
@@ -30,20 +31,20 @@ use crate::model::damage_pages::{DamagePage, DamagePages};
 
 /// The maximum number of listed bad blocks of one namespace.
 pub const MAX_BAD_BLOCKS: usize = 16_384;
-/// The maximum number of runs of blocks that were checked since the list overflowed. Further runs are dropped and must
-/// be checked again.
+/// The maximum number of runs of blocks that are remembered as checked since the list overflowed. Further runs are
+/// dropped, and must be checked again.
 const MAX_CHECKED_RUNS: usize = 64;
 
 /// The known bad blocks of one device.
 #[derive(Default)]
 pub(crate) struct DamageList {
-    /// The number of listed blocks, plus one during an overflow: lets a command see without the lock that the list is
-    /// empty.
+    /// The number of listed blocks, plus one during an overflow; from it a command sees without the lock that the list
+    /// is empty.
     len: AtomicUsize,
     set: Mutex<DamageSet>,
     /// The lists of the devices at the bottom of the stack.
     source: Mutex<Option<Arc<dyn DamageSource>>>,
-    /// Additions to them that were reported.
+    /// The number of additions to them that have been reported.
     reported_additions: AtomicU64,
     /// What hosts read of it.
     pages: DamagePages,
@@ -54,16 +55,17 @@ pub(crate) struct DamageList {
 struct DamageInfo {
     cause: BadBlockCause,
     values: Option<(u64, u64)>,
-    /// A host made it bad by Write Uncorrectable.
+    /// True if a host made it bad by Write Uncorrectable.
     is_write_uncorrectable: bool,
 }
 
 struct DamageSet {
     blocks: BTreeMap<u64, DamageInfo>,
-    /// Blocks of the device since its last resize: drops late reports of blocks beyond the end.
+    /// The capacity since the last resize; late reports of blocks beyond the end are dropped.
     capacity_blocks: u64,
     overflowed: bool,
-    /// The blocks that were checked since the overflow: first and last of sorted runs, no two of them adjacent.
+    /// The blocks that were checked since the overflow: first and last block of sorted runs, no two of which are
+    /// adjacent.
     checked: Vec<(u64, u64)>,
     /// Number of changes.
     generation: u64,
@@ -71,7 +73,7 @@ struct DamageSet {
     additions: u16,
 }
 
-/// Describes a request while the device executes it, to interpret its outcome.
+/// Describes a request that the device executes, for the interpretation of its result.
 pub(crate) struct RequestSummary {
     pub(crate) kind: RequestKind,
     pub(crate) extent: Option<Extent>,
@@ -91,7 +93,7 @@ impl RequestSummary {
     /// Describes a request on a device with this geometry.
     pub(crate) fn of(request: &Request, geometry: &Geometry) -> RequestSummary {
         let kind = request.kind();
-        // What a discarded block reads as is undefined, so a Discard says nothing about it.
+        // The content of a discarded block is undefined, so a Discard shows nothing about it.
         let extent = request.extent().filter(|_| kind != RequestKind::Discard);
         RequestSummary { kind, extent, capacity_blocks: geometry.capacity_blocks }
     }
@@ -109,7 +111,7 @@ impl RequestSummary {
 }
 
 impl DamageList {
-    /// Has the lists of devices at the bottom of the stack be the source of this one.
+    /// Makes the lists of the devices at the bottom of the stack the source of this one.
     pub(crate) fn set_source(&self, source: Arc<dyn DamageSource>) {
         self.reported_additions.store(source.additions(), Ordering::Relaxed);
         self.source.lock().unwrap_or_else(PoisonError::into_inner).replace(source);
@@ -120,7 +122,7 @@ impl DamageList {
         self.source.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// True if the source has blocks that it had not when this was asked last.
+    /// True if the source has new blocks since this was last called.
     fn has_news(&self) -> bool {
         self.source().is_some_and(|source| {
             let additions = source.additions();
@@ -193,8 +195,8 @@ impl DamageList {
         }
     }
 
-    /// Records the sorted bad blocks that a check of `extent` found, and removes the other blocks of `extent`. True if
-    /// that added blocks.
+    /// Records the bad blocks, in order, that a check of `extent` found, and removes the other blocks of `extent`.
+    /// Returns true if that added blocks.
     pub(crate) fn record_check(&self, extent: Extent, summary: &RequestSummary, bad_blocks: &[BadBlock]) -> bool {
         let unrepaired: Vec<BadBlock> = bad_blocks.iter().filter(|bad_block| !bad_block.repaired).copied().collect();
         if !self.is_empty() {
@@ -214,7 +216,8 @@ impl DamageList {
         }
     }
 
-    /// Records the block of a media error, which names no block: it is certain only if the request read one block.
+    /// Records the block of a media error, which does not name it; it is certain only if the request read a single
+    /// block.
     fn record_media_error(&self, summary: &RequestSummary, error: &Error) -> bool {
         let reads = matches!(
             summary.kind,
@@ -282,7 +285,7 @@ impl DamageList {
     /// Removes the blocks that a read found good.
     pub(crate) fn remove_read(&self, extent: Extent) {
         if !self.is_empty() {
-            // A read sees one of the copies.
+            // A read sees only one of the copies.
             self.change(|set| set.remove_if(extent, &|_, info| info.cause != BadBlockCause::Conflict));
         }
     }
@@ -299,7 +302,7 @@ impl DamageList {
         self.change(|set| set.resize(capacity_blocks));
     }
 
-    /// Returns at most `max_runs` runs of bad blocks within an extent, and whether these are all.
+    /// Returns at most `max_runs` runs of bad blocks within an extent, and whether these are all of them.
     pub(crate) fn runs(&self, extent: Extent, max_runs: usize) -> (Vec<LbaStatusDescriptor>, bool) {
         let mut runs = descriptors(&self.all(extent.start().get(), extent.last().get()));
         let complete = runs.len() <= max_runs && self.is_complete();
@@ -310,7 +313,7 @@ impl DamageList {
     /// Returns a summary of the list.
     pub(crate) fn summary(&self) -> DamageListSummary {
         let runs = self.all(0, u64::MAX);
-        // Of a coarse run that was partly rewritten at least one block may be bad.
+        // In a coarse run that was partly rewritten, at least one block may be bad.
         let blocks: u64 = runs.iter().map(|run| run.bad_blocks.max(1)).sum();
         let from_source = self.source().map_or(0, |source| source.additions()) as u16;
         let set = self.lock();
@@ -380,7 +383,7 @@ impl DamageSet {
         for (lba, info) in blocks.filter(|(lba, _)| *lba < capacity_blocks) {
             let has_room = self.blocks.len() < MAX_BAD_BLOCKS;
             match self.blocks.get_mut(&lba) {
-                // Write Uncorrectable stays the cause for as long as the block cannot be read.
+                // Write Uncorrectable stays the recorded cause as long as the block cannot be read.
                 Some(known) if known.is_write_uncorrectable && info.cause == BadBlockCause::Media => {}
                 Some(known) => {
                     changed |= *known != info;
@@ -404,7 +407,7 @@ impl DamageSet {
         added
     }
 
-    /// Drops blocks beyond the device's new end; blocks that a later growth puts there are new.
+    /// Drops blocks beyond the device's new end; if the device grows again later, its blocks there are new.
     fn resize(&mut self, capacity_blocks: u64) {
         self.capacity_blocks = capacity_blocks;
         let gone = self.blocks.split_off(&capacity_blocks);
@@ -427,7 +430,7 @@ impl DamageSet {
 }
 
 impl DamageSet {
-    /// Records that blocks were checked. Once all blocks were, without a dropped one, the overflow ends.
+    /// Records that blocks were checked. Once all blocks have been checked without dropping one, the overflow ends.
     fn mark_checked(&mut self, extent: Extent, capacity_blocks: u64) {
         if !self.overflowed {
             return;
@@ -462,7 +465,7 @@ impl DamageInfo {
     }
 }
 
-/// True if a check has looked at every copy.
+/// True if a check covered every copy.
 fn is_complete(response: &Response) -> bool {
     match response {
         Response::Verified(verified) => verified.coverage.is_complete(),
@@ -471,7 +474,7 @@ fn is_complete(response: &Response) -> bool {
     }
 }
 
-/// True if the request would have failed again on this block, so that its success means that the block is good.
+/// True if the request would have failed again on this block, so that its success means the block is good.
 fn covers(summary: &RequestSummary, info: &DamageInfo) -> bool {
     use RequestKind::{Checksum, Read, Repair, Verify};
     if !matches!(summary.kind, Read | Verify | Checksum | Repair) {
@@ -479,14 +482,14 @@ fn covers(summary: &RequestSummary, info: &DamageInfo) -> bool {
     }
     match info.cause {
         BadBlockCause::Media | BadBlockCause::Stale => true,
-        // A read sees one of the copies.
+        // A read sees only one of the copies.
         BadBlockCause::Conflict => summary.kind != Read,
-        // The device's own check finds these wrong whatever the request expects.
+        // The device's own check finds these whatever the request expects.
         BadBlockCause::Tag(_) => true,
     }
 }
 
-/// Joins runs that follow each other and have the same flags, as long as a descriptor may be.
+/// Joins adjacent runs with the same flags, up to the maximum length of a descriptor.
 fn descriptors(runs: &[DamageRun]) -> Vec<LbaStatusDescriptor> {
     let mut joined: Vec<(u64, u64, LbaStatusFlags)> = Vec::new();
     for run in runs {

@@ -1,4 +1,4 @@
-//! The set of bad blocks against a model of it, and its limits.
+//! Tests the set of bad blocks against a model, and its limits.
 
 use proptest::prelude::*;
 use sealblock_block::{BadBlocks, Response, VerifyStats};
@@ -166,7 +166,7 @@ fn an_overflow_ends_after_checks_of_all_blocks_that_find_no_more_than_fit() {
     verify(&known, extent(max_runs - 1, 1));
     assert!(!known.summary().overflowed && known.is_empty());
 
-    // A scan that meets more than there is room for does not end it.
+    // A scan that finds more than fits does not end it.
     known.record(&(0..=max_runs).map(|lba| bad_block(lba, BadBlockCause::Media)).collect::<Vec<_>>());
     let bad = (max_runs - 4..max_runs).map(|lba| bad_block(lba, BadBlockCause::Media)).collect();
     known.update(&summary(RequestKind::Verify, extent(0, max_runs)), &failed(bad));
@@ -212,10 +212,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One step, taken by the set and by a table that says of each block what is wrong with it.
+/// One step, executed by the set and by a table that says for each block what is wrong with it.
 fn take(known: &DamageList, table: &mut [Option<BadBlockCause>; 64], step: Step) {
     let covered = |info: &Option<BadBlockCause>| {
-        // The store finds what is wrong with its own tags whatever it is asked.
+        // The device finds what is wrong with its own tags, whatever the request expects.
         info.is_some()
     };
     let part = |start: u64, len: u64| start as usize..(start + len) as usize;

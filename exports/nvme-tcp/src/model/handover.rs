@@ -1,18 +1,18 @@
 //! Delays a host's new controller until the commands of its ended controllers have completed.
 //!
-//! A host that lost its connections repeats unanswered commands on new ones. Commands of the old connections may still
-//! be in flight at a device, and would overwrite what the new ones have written since. While there are such commands, a
-//! new controller of the same host is not ready (CSTS.RDY).
+//! A host that lost its connections repeats commands without a reply on new connections. Commands from the old
+//! connections may still be in flight at a device, and would overwrite what the new ones have written. While there are
+//! such commands, a new controller of the same host is not ready (CSTS.RDY).
 //!
-//! Invariant: a controller is queued before outstanding commands are checked, and the queue is processed after each
-//! ended controller's last command, so no wake-up is lost.
+//! Invariant: a controller is queued before outstanding commands are checked, and the queue is processed after the last
+//! command of each ended controller, so no wake-up is lost.
 
 use std::sync::{Arc, Weak};
 
 use crate::model::sync::Locked;
 use sealblock_protocols_nvme::nqn::Nqn;
 
-/// A controller, as the other controllers of its host see it.
+/// A controller, as seen by the other controllers of its host.
 pub(crate) trait Successor: Send + Sync {
     /// The host, by HOSTNQN and HOSTID.
     fn host(&self) -> (Option<&Nqn>, [u8; 16]);
@@ -22,7 +22,7 @@ pub(crate) trait Successor: Send + Sync {
     fn on_handover(self: Arc<Self>);
 }
 
-/// The controllers of one subsystem that have ended with commands in flight, and those that wait for them.
+/// The controllers of one subsystem that have ended with commands in flight, and those waiting for them.
 #[derive(Default)]
 pub(crate) struct ControllerHandover(Locked<HandoverLists>);
 
@@ -33,7 +33,7 @@ struct HandoverLists {
 }
 
 impl ControllerHandover {
-    /// Registers a controller that has ended, if it still has commands in flight. It must take no more queues.
+    /// Registers a controller that has ended, if it still has commands in flight. It must accept no more queues.
     pub(crate) fn controller_ended(&self, controller: &Arc<dyn Successor>) {
         if controller.has_queue_refs() {
             let mut lists = self.0.lock();
@@ -42,8 +42,8 @@ impl ControllerHandover {
         }
     }
 
-    /// True if commands of the same host's ended controllers are in flight. Then [`Successor::on_handover`] reports the
-    /// last of them.
+    /// True if commands of the same host's ended controllers are still in flight. Then [`Successor::on_handover`] is
+    /// called after the last of them.
     pub(crate) fn must_wait(&self, controller: &Arc<dyn Successor>) -> bool {
         let mut lists = self.0.lock();
         lists

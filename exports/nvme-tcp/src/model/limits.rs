@@ -1,4 +1,4 @@
-//! What peers can make a target hold, and how long it waits for them.
+//! What peers can make a target hold in memory, and how long it waits for them.
 
 use std::time::Duration;
 
@@ -11,23 +11,25 @@ pub struct Limits {
     pub connections: usize,
     /// I/O queues of one controller, at most 65,535.
     pub io_queues: u16,
-    /// Entries of a queue (CAP.MQES); a host has at most one command less in flight. At least 32, which hosts request
+    /// Entries of a queue (CAP.MQES); a host has at most one command fewer in flight. At least 32, which hosts request
     /// for the admin queue.
     pub commands: u16,
-    /// Bytes of write data, and again of read data, in flight on one connection. Commands that exceed it wait. Raised
-    /// to twice `transfer_bytes` if it is less.
+    /// The maximum bytes of write data, and separately of read data, in flight on one connection. Commands that exceed
+    /// it wait. Raised to twice `transfer_bytes` if it is less.
     pub bytes_in_flight: usize,
-    /// The same bytes, write and read data together, over all connections. Reserves one transfer of the largest size
-    /// for each connection; commands that exceed the rest wait. Raised to the reserve for `connections` if it is less. Beside it, an eighth
-    /// of it is for what commands hold while they execute: the pieces of a Copy, what a Compare reads, pieces of Verify and zeroes.
+    /// The maximum bytes of write and read data together over all connections. Each connection has a reserve for one
+    /// transfer of the largest size; commands beyond that wait. Raised to the reserve for `connections` if it is less.
+    /// In addition, an eighth of this is for what commands hold while they execute: the pieces of a Copy, the blocks
+    /// that a Compare reads, the pieces of Verify and zeroes.
     pub total_bytes_in_flight: usize,
-    /// Largest data transfer (MDTS), metadata not counted, in bytes; rounded down to a power of two, 8192 to 1 GiB.
+    /// The largest data transfer (MDTS) in bytes, not counting metadata; rounded down to a power of two, from 8192 to 1
+    /// GiB.
     pub transfer_bytes: u32,
-    /// Time from accepting a connection until its Connect command completes. Limits slow senders too.
+    /// Time from accepting a connection until its Connect command completes. This also limits slow senders.
     pub connect: Duration,
-    /// Time without any command on a controller that has no keep alive timeout.
+    /// How long a controller without a keep alive timeout may get no command.
     pub idle: Duration,
-    /// Time that a host may receive nothing of what was sent to it, in whole milliseconds. Then the connection ends.
+    /// How long a host may receive nothing of what was sent to it, in whole milliseconds. Then its connection ends.
     pub receive: Duration,
     /// Time that commands in flight get when the target stops, and that a host gets to receive the last bytes.
     pub drain: Duration,
@@ -59,8 +61,8 @@ pub(crate) const WZSL: u8 = 13;
 /// Data that a capsule on any queue may carry, in bytes: the minimum for admin queues.
 pub(crate) const IN_CAPSULE_BYTES: u32 = sealblock_protocols_nvme_tcp::config::ADMIN_IN_CAPSULE_BYTES;
 
-/// DMRL, DMRSL, DMSL: ranges, blocks of a range and blocks of a Dataset Management command that a host is advised to keep to. Longer ones are
-/// executed, too, in parts.
+/// DMRL, DMRSL, DMSL: the ranges, blocks of a range and blocks of a Dataset Management command that a host should not
+/// exceed. Longer ones are executed too, in parts.
 pub(crate) const DISCARD_RANGES: u8 = 32;
 pub(crate) const DISCARD_RANGE_BLOCKS: u32 = 1 << 16;
 pub(crate) const DISCARD_BLOCKS: u64 = 1 << 18;
@@ -69,7 +71,7 @@ pub(crate) const DISCARD_BLOCKS: u64 = 1 << 18;
 const READ_PDU_BYTES: u32 = 4 << 20;
 
 impl Limits {
-    /// Returns the limits, changed to values that the protocol can express.
+    /// Returns the limits, adjusted to values that the protocol can express.
     pub(crate) fn clamped(mut self) -> Limits {
         self.io_queues = self.io_queues.max(1);
         self.commands = self.commands.max(32);
@@ -86,8 +88,8 @@ impl Limits {
         Budget::round_up(self.transfer_bytes as usize / 32 * 33)
     }
 
-    /// The maximum data of one C2HData PDU, in bytes: a whole read with tags, up to a bound so that other commands are
-    /// not delayed. Some hosts fail when the data of a read comes in several PDUs.
+    /// The maximum data of one C2HData PDU in bytes: a whole read with tags, but limited so that other commands are not
+    /// delayed. Some hosts fail when the data of a read comes in several PDUs.
     pub(crate) fn read_pdu_bytes(&self) -> u32 {
         self.transfer_bytes.min(READ_PDU_BYTES) / 32 * 33
     }

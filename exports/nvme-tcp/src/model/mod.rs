@@ -1,4 +1,4 @@
-//! The model of a target: subsystems, namespaces, controllers and their shared state. Names no connection.
+//! The model of a target: subsystems, namespaces, controllers and their shared state. Does not depend on connections.
 
 pub(crate) mod async_events;
 pub(crate) mod checksums;

@@ -1,4 +1,4 @@
-//! A namespace: a device, its visibility to hosts, and the wire format of its blocks; and the state of the device that all
+//! A namespace: a device, what hosts see of it, and the wire format of its blocks; and the state of the device that all
 //! its namespaces share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,20 +40,19 @@ pub struct Namespace {
     pub(crate) uuid: [u8; 16],
     pub(crate) state: Arc<NamespaceState>,
     visibility: PiVisibility,
-    /// Set where guards and data digests use the same CRC.
+    /// Set if guards and data digests use the same CRC.
     pub(crate) layouts: Option<BlockLayouts>,
 }
 
 impl Namespace {
-    /// Returns the namespace of `device`, plain, with a state of its own. `uuid` is the identity by which hosts
-    /// recognise it.
+    /// Returns a plain namespace of `device`, with its own state. `uuid` is the identity by which hosts recognise it.
     pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
         let layouts = BlockLayouts::of(device.geometry());
         Namespace { device, uuid, state: Arc::default(), visibility: PiVisibility::Plain, layouts }
     }
 
     /// Returns the same namespace with this state. All namespaces of one device, at the same time or one after the
-    /// other, must have one state: it holds the damage list.
+    /// other, must share one state, which contains the damage list.
     pub fn with_state(mut self, state: Arc<NamespaceState>) -> Namespace {
         self.state = state;
         self
@@ -65,7 +64,7 @@ impl Namespace {
         Namespace { device, uuid: self.uuid, state: Arc::clone(&self.state), visibility: self.visibility, layouts }
     }
 
-    /// The state that a scrub, a repair or another export reports to.
+    /// The state to which a scrub, a repair or another export reports.
     pub fn state(&self) -> Arc<NamespaceState> {
         Arc::clone(&self.state)
     }
@@ -113,19 +112,20 @@ impl Namespace {
         blocks.extent.bytes(self.device.geometry().block_size) + blocks.extent.len() * metadata
     }
 
-    /// The checks of tuples from the host that a command asks for.
+    /// The checks of the host's tuples that a command requests.
     fn wire_checks(&self, blocks: &BlockCommand) -> Checks {
         self.format().map_or(Checks::NONE, |format| blocks.protection.checks(format, format.storage_tag_mask()))
     }
 
-    /// What a command expects of stored blocks: the fields that PRCHK names. A plain namespace has none.
+    /// What a command expects of stored blocks, in the fields that PRCHK selects. On a plain namespace, nothing.
     pub(crate) fn expectations(&self, protection: &ProtectionInfo) -> Expectations {
         let checks = |format: PiFormat| protection.checks(format, format.storage_tag_mask());
         self.format().map_or(Expectations::NONE, |format| Expectations::new(checks(format)))
     }
 
-    /// Returns the blocks of a Write: with tags that the host made and that are checked here, or with tags to be made. These the device
-    /// makes when it suits it, unless the CRCs of the data digest make them without a pass over the data.
+    /// Returns the blocks of a Write: with tags from the host, which are checked here, or with tags that are to be
+    /// made. The device makes these when it is best for it, unless the CRCs of the data digest provide them without
+    /// another pass over the data.
     pub(crate) fn seal(
         &self,
         blocks: &BlockCommand,
@@ -139,7 +139,8 @@ impl Namespace {
             Some(_) if !blocks.protection.pract => {
                 return self.verify_wire(blocks, &data, crcs).map(WriteData::from);
             }
-            // Type 1 requires this reference tag, and hosts that ask for no check also leave the field empty.
+            // Type 1 requires this reference tag, even if the command requests no check of it, and then hosts leave the
+            // field empty.
             Some(format) if format.protection() == ProtectionType::Type1 => {
                 Tags { initial_ref_tag, ..blocks.protection.tags(format) }
             }
@@ -152,8 +153,8 @@ impl Namespace {
         })
     }
 
-    /// Separates the data and tuples of extended blocks from the wire, and checks them as the command asks. A mismatch is one of what the
-    /// host has sent, and no damage.
+    /// Separates data and tuples of extended blocks from the wire, and checks them as the command requests. A mismatch
+    /// concerns what the host has sent, and is not damage.
     pub(crate) fn verify_wire(
         &self,
         blocks: &BlockCommand,
@@ -176,7 +177,7 @@ impl Namespace {
         })
     }
 
-    /// Returns the payload of a Read: the device's slices, with tuples between them if the host asked for them.
+    /// Returns the payload of a Read: the device's slices, with tuples between them if the host requests them.
     pub(crate) fn payload(&self, blocks: &BlockCommand, read: Sealed) -> Payload {
         let crcs = self.verified_crcs(blocks, &read);
         let payload = match self.format() {
@@ -197,12 +198,13 @@ impl Namespace {
 
 pub(crate) const NO_TAGS: Tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };
 
-/// The largest namespace identifier (NN), and the maximum number of namespaces (MNAN). The same for every subsystem at
-/// all times: hosts read it once, and must find namespaces that are added later.
+/// The highest namespace identifier (NN), and the maximum number of namespaces (MNAN). It is the same for every
+/// subsystem at all times, because hosts read it once and must find namespaces that are added later.
 pub const MAX_NSID: u32 = 1024;
 
-/// The status of a command for an identifier without a namespace: a valid one is inactive, which is an invalid field, and
-/// the others are invalid (Base 2.x, "NSID and Namespace Usage"). No command but Flush has the broadcast value.
+/// The status of a command for an identifier without a namespace: a valid identifier is inactive, which is an invalid
+/// field; others are invalid (Base 2.x, "NSID and Namespace Usage"). No command except Flush accepts the broadcast
+/// value.
 pub(crate) const fn inactive(nsid: u32) -> StatusCode {
     match nsid {
         1..=MAX_NSID => StatusCode::INVALID_FIELD,
@@ -213,10 +215,10 @@ pub(crate) const fn inactive(nsid: u32) -> StatusCode {
 /// Why a subsystem or namespace is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SetupError {
-    /// The identifier is 0, or beyond [`MAX_NSID`].
+    /// The identifier is 0, or above [`MAX_NSID`].
     #[error("invalid namespace identifier {0}: not from 1 to {MAX_NSID}")]
     Nsid(u32),
-    /// The identifier is taken.
+    /// The identifier is in use.
     #[error("duplicate namespace {0}")]
     DuplicateNsid(u32),
     /// The device has no protection information in an NVMe format.
@@ -225,7 +227,7 @@ pub enum SetupError {
     /// The name is that of the discovery subsystem, which every target has.
     #[error("reserved name {0}: it is the discovery subsystem")]
     Reserved(Nqn),
-    /// The name is taken.
+    /// The name is in use.
     #[error("duplicate subsystem {0}")]
     DuplicateNqn(Nqn),
     /// There is no subsystem of this name.
@@ -237,7 +239,7 @@ pub enum SetupError {
 }
 
 impl Namespace {
-    /// Returns how the data of a command divides into blocks, if their CRCs are of use.
+    /// Returns how the data of a command is divided into blocks, if the CRCs of blocks are useful.
     pub(crate) fn block_layout(&self, blocks: &BlockCommand) -> Option<BlockLayout> {
         let layouts = self.layouts.as_ref()?;
         let has_tags = self.format().is_some() && !blocks.protection.pract;
@@ -253,7 +255,7 @@ impl Namespace {
         }
     }
 
-    /// Returns the CRCs of the blocks that were read, if their guards are CRCs that the device compared with them.
+    /// Returns the CRCs of the blocks that were read, if their guards are CRCs that the device compared with the data.
     pub(crate) fn verified_crcs(&self, blocks: &BlockCommand, read: &Sealed) -> Option<BlockCrcs> {
         Some(BlockCrcs { layout: self.block_layout(blocks)?, guards: read.block_crcs()?.collect() })
     }
@@ -264,21 +266,21 @@ impl Namespace {
         crcs.map(|crcs| &*crcs.guards)
     }
 
-    /// Bytes of data of a Write whose guards are computed here, in addition to its digest.
+    /// Bytes of data of a Write whose guards are computed here, in addition to the digest.
     pub(crate) fn guard_bytes(&self, blocks: &BlockCommand, crcs: Option<&BlockCrcs>) -> u64 {
         let is_made = self.format().is_none() || blocks.protection.pract;
         let is_asked = self.device.geometry().protection.is_some() && (is_made || self.wire_checks(blocks).guard);
         if is_asked && self.guards(crcs).is_none() { self.data_bytes(blocks.extent) } else { 0 }
     }
 
-    /// Bytes of data of a Read whose guards the device compares: all, whatever the host asks for.
+    /// Bytes of data of a Read whose guards the device compares: all of them, whatever the host requests.
     pub(crate) fn checked_bytes(&self, blocks: &BlockCommand) -> u64 {
         if self.device.geometry().protection.is_some() { self.data_bytes(blocks.extent) } else { 0 }
     }
 }
 
 /// The shared state of all [`crate::Namespace`]s of one device. A scrub, a repair or another export reports here what
-/// it learns about the device.
+/// it finds out about the device.
 #[derive(Default)]
 pub struct NamespaceState {
     pub(crate) damage_list: Arc<DamageList>,
@@ -292,7 +294,8 @@ impl NamespaceState {
         DamageHandle::of(&self.damage_list)
     }
 
-    /// Has the device's known bad blocks be those of the devices at the bottom of its stack, as they are now.
+    /// Makes the known bad blocks of the devices at the bottom of its stack, as they are at any time, those of this
+    /// device.
     pub fn set_damage_source(&self, source: Arc<dyn DamageSource>) {
         self.damage_list.set_source(source);
     }
@@ -304,8 +307,8 @@ impl NamespaceState {
         }
     }
 
-    /// Records the result of a check of all copies of `extent`, on a device with this geometry: removes the blocks that
-    /// it found good from the damage list. `bad_blocks` are in the order of their LBAs.
+    /// Records the result of a check of all copies of `extent` on a device with this geometry: the blocks that it found
+    /// good are removed from the damage list. `bad_blocks` are in the order of their LBAs.
     pub fn report_check(&self, geometry: &Geometry, extent: Extent, bad_blocks: &[BadBlock], is_complete: bool) {
         let summary = RequestSummary::of_check(extent, geometry);
         if self.damage_list.record_check(extent, &summary, bad_blocks) {
@@ -346,7 +349,7 @@ impl NamespaceState {
         }
     }
 
-    /// Subscribes a controller, whose identifier for the namespace is `nsid`, to events.
+    /// Subscribes a controller to events; `nsid` is its identifier for the namespace.
     pub(crate) fn subscribe(&self, nsid: u32, events: &Arc<AsyncEvents>) {
         let mut watchers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
         // The same controller subscribes again when namespaces have changed.

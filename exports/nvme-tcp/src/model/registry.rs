@@ -1,8 +1,9 @@
-//! What all cores of a target share: subsystems, controllers by identifier, and the connections that it serves.
+//! The state that all cores of a target share: subsystems, controllers by identifier, and the connections that are
+//! served.
 //!
 //! Invariants: only admin commands, and connections that begin or end, take locks. A task that registers something
-//! checks afterwards that it is still wanted, and a task that ends things marks that first, so that nothing slips
-//! through between.
+//! checks afterwards whether it is still wanted, and a task that ends things marks that first, so that nothing is
+//! missed in between.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,17 +22,17 @@ use crate::model::sync::Locked;
 /// The largest controller identifier that is not reserved.
 const MAX_CONTROLLER_ID: u16 = 0xFFEF;
 
-/// What all cores share of one target.
+/// The state of one target that all cores share.
 pub(crate) struct TargetState {
     pub(crate) limits: Limits,
     /// Bytes in flight over all connections.
     pub(crate) budget: Arc<Budget>,
-    /// Bytes that commands hold besides their data, over all connections.
+    /// Bytes that commands hold in addition to their data, over all connections.
     pub(crate) work_budget: Arc<Budget>,
     pub(crate) serving: Arc<Serving>,
-    /// Tells ends of I/O queues that were not read yet.
+    /// Tracks I/O queues that have ended but were not completely read.
     pub(crate) ends: Arc<Ends<Arc<Controller>>>,
-    /// Pairs of a local address and of the address that the discovery log names instead.
+    /// Pairs of a local address and the address that the discovery log names instead.
     pub(crate) advertised: Locked<Vec<(SocketAddr, SocketAddr)>>,
     subsystems: Locked<SubsystemList>,
     discovery: Arc<Subsystem>,
@@ -72,8 +73,8 @@ impl TargetState {
         (list.generation, Arc::clone(&list.all))
     }
 
-    /// Changes the list of subsystems, and counts a new generation of the discovery log even if `change` leaves the
-    /// list alone.
+    /// Changes the list of subsystems, and counts a new generation of the discovery log even if `change` changes
+    /// nothing.
     pub(crate) fn change_subsystems<E>(
         &self,
         change: impl FnOnce(&mut Vec<Arc<Subsystem>>) -> Result<(), E>,
@@ -91,7 +92,7 @@ impl TargetState {
         Ok(())
     }
 
-    /// The address that the discovery log gives to hosts that connected to this one.
+    /// The address in the discovery log for hosts that connected to this address.
     pub(crate) fn advertised(&self, at: SocketAddr) -> SocketAddr {
         let advertised = self.advertised.lock();
         let named =
@@ -116,7 +117,7 @@ impl TargetState {
         self.controllers.lock().by_id.values().cloned().collect()
     }
 
-    /// Makes a controller with the identifier that was unused for the longest time; `None` if all are in use.
+    /// Creates a controller with the identifier that was unused for the longest time; `None` if all are in use.
     pub(crate) fn new_controller(&self, make: impl FnOnce(u16) -> Controller) -> Option<Arc<Controller>> {
         let mut controllers = self.controllers.lock();
         let last = controllers.last;

@@ -1,5 +1,5 @@
 //! A subsystem: a name, namespaces, and the hosts that may connect. All cores share it; namespaces and hosts may change
-//! while it serves.
+//! while the target serves.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ pub enum Hosts {
     /// Every host.
     #[default]
     Any,
-    /// The hosts with these NQNs. Without authentication an NQN is a claim, which keeps out mistakes and not attackers.
+    /// The hosts with these NQNs. Without authentication, an NQN is only a claim, which prevents mistakes but not
+    /// attacks.
     Only(Vec<Nqn>),
 }
 
@@ -28,11 +29,11 @@ pub struct Subsystem {
     pub(crate) nqn: Nqn,
     pub(crate) serial: String,
     pub(crate) model: String,
-    /// The target has removed it.
+    /// True if the target has removed it.
     pub(crate) is_removed: Flag,
     pub(crate) handover: ControllerHandover,
     namespaces: Locked<Arc<Namespaces>>,
-    /// Number of changes of the namespaces; every command reads it.
+    /// The number of changes of the namespaces, which every command reads.
     changes: AtomicU64,
     hosts: Locked<Hosts>,
     traffic: Locked<TrafficCounts>,
@@ -41,7 +42,7 @@ pub struct Subsystem {
 /// The namespaces of a subsystem by their identifiers.
 pub(crate) type Namespaces = BTreeMap<u32, Arc<Namespace>>;
 
-/// What went through a queue. Its core counts, other cores read.
+/// The traffic of a queue. Its own core changes the counters, other cores read them.
 #[repr(align(64))]
 #[derive(Default)]
 pub(crate) struct QueueCounters {
@@ -85,7 +86,7 @@ struct TrafficCounts {
 }
 
 impl Subsystem {
-    /// Returns a subsystem without namespaces, for any host. `serial` is cut to 20 ASCII characters on the wire.
+    /// Returns a subsystem without namespaces, for any host. `serial` is truncated to 20 ASCII characters on the wire.
     pub fn new(nqn: Nqn, serial: impl Into<String>) -> Subsystem {
         Subsystem {
             nqn,
@@ -100,7 +101,7 @@ impl Subsystem {
         }
     }
 
-    /// Returns the same with this model number, cut to 40 ASCII characters on the wire.
+    /// Returns the same with this model number, which is truncated to 40 ASCII characters on the wire.
     pub fn with_model(mut self, model: impl Into<String>) -> Subsystem {
         self.model = model.into();
         self
@@ -126,13 +127,13 @@ impl Subsystem {
         &self.nqn
     }
 
-    /// Adds a namespace for all commands from now on.
+    /// Adds a namespace, for all commands from now on.
     pub(crate) fn add(&self, nsid: u32, namespace: Namespace) -> Result<(), SetupError> {
         self.exchange(&[], vec![(nsid, namespace)]).map(drop)
     }
 
-    /// Removes namespaces and adds others, all of them for the same next command: no host sees a part of the change. Returns
-    /// those that are removed, which commands that have resolved them already still use.
+    /// Removes namespaces and adds others, in one step: no host sees only a part of the change. Returns the removed
+    /// ones; commands that have already resolved them still use them.
     pub(crate) fn exchange(
         &self,
         removed: &[u32],
@@ -154,7 +155,7 @@ impl Subsystem {
         })
     }
 
-    /// Replaces the namespace with this identifier. Commands that have resolved the old one already complete.
+    /// Replaces the namespace with this identifier. Commands that have already resolved the old one complete.
     pub(crate) fn replace(&self, nsid: u32, by: impl FnOnce(&Namespace) -> Namespace) -> Result<(), SetupError> {
         let before = self.change(|namespaces| {
             let entry = namespaces.get_mut(&nsid).ok_or(SetupError::UnknownNsid(nsid))?;
@@ -186,7 +187,7 @@ impl Subsystem {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// The namespaces, and the number of changes that led to them.
+    /// The namespaces, and the number of changes up to them.
     pub(crate) fn snapshot(&self) -> (u64, Arc<Namespaces>) {
         let namespaces = self.namespaces.lock();
         (self.changes(), Arc::clone(&namespaces))
@@ -248,7 +249,7 @@ mod tests {
         Namespace::new(SharedDevice::publish(DynDevice::new("mem", device)), [1; 16])
     }
 
-    /// Runs a test where devices can be published.
+    /// Runs a test in an environment where devices can be published.
     fn run(test: impl FnOnce()) {
         let config = Config { pool_arena_bytes: 0, ..Config::default() };
         Reactor::new(config).unwrap().block_on(async { test() });

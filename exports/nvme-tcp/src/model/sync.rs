@@ -26,12 +26,12 @@ impl Flag {
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds, on the one core that writes: concurrent additions would be lost.
+    /// Adds to it; only the one core that writes may do this, because concurrent additions would be lost.
     pub(crate) fn add(&self, amount: u64) {
         self.0.store(self.get().saturating_add(amount), Ordering::Relaxed);
     }
 
-    /// Sets a new value, on the one core that writes.
+    /// Sets a new value; only the one core that writes may do this.
     pub(crate) fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
@@ -50,9 +50,9 @@ impl<T> Locked<T> {
         Locked(Mutex::new(value))
     }
 
-    /// Locks the value. The holder must not wait, wake a task or call foreign code.
+    /// Locks the value. The holder must not wait, wake a task or call unknown code.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        // No code under these locks panics half way.
+        // No code that holds these locks can panic halfway.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

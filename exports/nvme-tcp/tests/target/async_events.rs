@@ -29,7 +29,7 @@ fn serve_with_state() -> (Served, Arc<NamespaceState>) {
     (served, states.remove(0))
 }
 
-/// The event that completes a waiting request.
+/// The event with which a waiting request completes.
 async fn told(admin: &mut Queue, waiting: u16) -> AsynchronousEvent {
     AsynchronousEvent::from_dword0(admin.done(waiting).await.ok().completion.dword0())
 }
@@ -53,7 +53,7 @@ fn damage_and_changes_are_reported_once_a_host_enables_the_events() {
         assert_eq!(told(&mut admin, waiting).await, AsynchronousEvent::NAMESPACE_CHANGED);
         assert_eq!(admin.log(4, 4096).await.ok().data[..8], [PLAIN as u8, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(admin.log(4, 4096).await.ok().data[..4], [0; 4], "read once");
-        // Damage that a command finds is reported once the page was read.
+        // Damage that a command finds is reported once the page has been read.
         let waiting = admin.submit(ask, Data::None).await;
         admin.log(0x0E, 64).await.ok();
         let device = MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format()));
@@ -96,11 +96,11 @@ fn a_host_that_sends_no_data_delays_a_disconnect_by_the_drain_time_only() {
         let write = IoCommand::Write(blocks(0, 64)).encode(PLAIN).unwrap();
         io.submit_and_hold(write, pattern(64 << 12, 7)).await;
         let mut disconnect = Command::new(0x7F, u32::from(FabricsType::Disconnect.code()));
-        // An SGL, as all commands over Fabrics have, of no bytes.
+        // An SGL of no bytes; all commands over Fabrics have an SGL.
         (disconnect.flags, disconnect.cid) = (0x40, 99.into());
         disconnect.dptr = DataPointer::None.descriptor();
         io.send_raw(&capsule(&disconnect)).await;
-        // The host keeps its end open.
+        // The host does not close its end.
         while served.target.connections() > 1 {
             sleep(Duration::from_millis(1)).await;
         }

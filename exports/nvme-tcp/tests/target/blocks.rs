@@ -33,7 +33,7 @@ fn plain_blocks_come_back_and_their_commands_work() {
             let served = serve(short());
             let (_admin, mut io) = Queue::pair(served.address, digests).await;
             for (nsid, size) in [(PLAIN, 4096), (BARE, 512)] {
-                // Below and above what fits a capsule, so with and without R2T.
+                // Below and above what fits in a capsule, so without and with R2T.
                 for count in [1, 64] {
                     let (range, data) = (blocks(3, count), pattern(count as usize * size, 1));
                     io.io(nsid, IoCommand::Write(range), Data::Write(data.clone())).await.ok();
@@ -151,7 +151,7 @@ fn the_target_makes_and_strips_tags_on_request() {
         assert_eq!(io.io(PROTECTED, IoCommand::Compare(range), Data::Write(other)).await.status(), 0x285);
         served.protected.damage(Lba::new(7), Corruption::Data { at: 0, mask: 8 });
         assert_eq!(io.io(PROTECTED, IoCommand::Read(range), Data::Read(8192)).await.status(), 0x282);
-        // The target's own check is one that no host leaves out.
+        // No host can disable the target's own check.
         let unchecked = BlockCommand { protection: blocks(6, 2).protection, ..tags };
         let read = io.io(PROTECTED, IoCommand::Read(unchecked), Data::Read(2 * 4104)).await;
         assert_eq!(read.status(), 0x282);
@@ -200,8 +200,8 @@ fn invalid_commands_fail_before_data_is_fetched() {
         let uncorrectable = IoCommand::WriteUncorrectable(Extent::one(Lba::new(BLOCKS)));
         assert_eq!(io.io(PLAIN, uncorrectable, Data::None).await.status(), 0x080);
         assert_eq!(io.call(sealblock_protocols_nvme::Command::new(0x0D, 1), Data::None).await.status(), 0x001);
-        // fio sets PRACT on every command, and lengths on commands without data; without protection neither has an
-        // effect.
+        // fio sets PRACT on every command, and lengths on commands without data; without protection information neither
+        // has an effect.
         let mut pract = blocks(0, 1);
         pract.protection.pract = true;
         io.io(BARE, IoCommand::Verify(pract), Data::Read(4096)).await.ok();

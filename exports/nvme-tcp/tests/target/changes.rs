@@ -61,7 +61,7 @@ fn a_removed_namespace_is_held_by_commands_in_flight_and_by_no_idle_queue() {
         }
         spread.latch.open();
         io[0].done(cid).await.ok();
-        // Idle queues release it without a command, on any core.
+        // Idle queues release it without a command, on every core.
         while Arc::strong_count(&state) > 1 {
             sleep(Duration::from_millis(1)).await;
         }

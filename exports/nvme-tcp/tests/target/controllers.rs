@@ -125,7 +125,7 @@ fn event_requests_are_outstanding_up_to_their_limit() {
             admin.submit(ask, Data::None).await;
         }
         assert_eq!(admin.call(ask, Data::None).await.status(), 0x105);
-        // Shutdown flushes and is then complete.
+        // Shutdown flushes, and then is complete.
         admin.configure(0x0046_4001).await;
         while admin.property(0x1C, 4).await != 9 {
             sleep(Duration::from_millis(1)).await;
@@ -212,7 +212,7 @@ fn keep_alive_timeouts_are_rounded_up() {
 fn only_supported_configurations_enable_a_controller() {
     run(|| async {
         let served = serve(short());
-        // Command sets by CC.CSS; discovery controllers offer none to choose from.
+        // Command sets by CC.CSS; a discovery controller offers no choice.
         for (name, set, csts) in
             [(SUBNQN, 0, 1), (SUBNQN, 6, 1), (SUBNQN, 7, 2), (SUBNQN, 1, 2), (DISCOVERY, 0, 1), (DISCOVERY, 6, 2)]
         {

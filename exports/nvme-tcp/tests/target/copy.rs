@@ -19,7 +19,7 @@ use std::rc::Rc;
 
 const TYPE3: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type3);
 
-/// A Copy of these source ranges and its list; `protection` is that of both sides.
+/// A Copy of these source ranges, and its list; `protection` applies to both sides.
 fn copy(to: u64, from: &[(u64, u64)], protection: ProtectionInfo) -> (IoCommand, Data) {
     let copy = CopyCommand {
         destination: Lba::new(to),
@@ -53,7 +53,7 @@ fn copies_are_resealed_for_their_destination() {
                 io.io(nsid, IoCommand::Verify(blocks(1000, 253)), Data::None).await.ok();
             }
         }
-        // All tags but the reference tag are copied.
+        // All tags except the reference tag are copied.
         let mut tagged = with_checks(blocks(50, 1));
         tagged.protection.lbat = 0x1234;
         io.io(PROTECTED, IoCommand::Write(tagged), Data::Write(pattern(4096, 3))).await.ok();
@@ -83,7 +83,7 @@ struct Host(PiFormat);
 
 impl Host {
     fn protection(self, start: u64, storage: u64, pract: bool) -> ProtectionInfo {
-        // Type 1 counts from the address, Type 2 from where the command says.
+        // In Type 1 reference tags begin with the address, in Type 2 with the value of the command.
         let first = if self.0.protection() == ProtectionType::Type2 { start + 1000 } else { start };
         let counts = self.0.protection() != ProtectionType::Type3;
         ProtectionInfo {
@@ -98,7 +98,7 @@ impl Host {
         BlockCommand { protection: self.protection(start, storage, true), ..blocks(start, 3) }
     }
 
-    /// Copies three blocks from 4 to 40, with this storage tag expected of the source and written at the destination.
+    /// Copies three blocks from 4 to 40; this storage tag is expected of the source and written to the destination.
     fn copy(self, source: u64, pract: bool, storage: u64) -> (CopyCommand, CopyRange) {
         let range = CopyRange { extent: extent(4, 3), protection: self.protection(4, source, false) };
         let copy = CopyCommand {
@@ -159,7 +159,7 @@ async fn copy_within(format: PiFormat) {
     assert_eq!(io.io(1, verify(Prchk::GUARD), Data::None).await.status(), 0x282, "{format:?}");
     assert_eq!(admin.newest_error().await.lba, 41);
     assert!(damage_log(&mut admin, 1).await.entries.is_empty(), "the block is as it was written");
-    // Rot is not copied, whatever is asked.
+    // Damaged data are not copied, whatever the command requests.
     assert!(device.damage(Lba::new(6), Corruption::Data { at: 3, mask: 4 }));
     assert_eq!(send(&mut io, blind()).await.status(), 0x282, "{format:?}");
     assert_eq!(damage_log(&mut admin, 1).await.entries[0].lba.get(), 6);
@@ -265,7 +265,8 @@ fn a_device_that_copies_does_so_and_one_that_refuses_is_read_and_written() {
             if format.is_none() {
                 continue;
             }
-            // The second range is damaged: it is named, listed, and its destination stays; a copy over it mends it.
+            // The second range is damaged: the completion names it, it is listed, and its destination stays unchanged;
+            // a copy over it repairs it.
             assert!(device.memory.damage(Lba::new(5), Corruption::Data { at: 3, mask: 4 }));
             let (command, list) = copy(50, &[(0, 4), (4, 4)], ProtectionInfo::NONE);
             let done = io.io(1, command, list).await;
@@ -282,7 +283,7 @@ fn a_device_that_copies_does_so_and_one_that_refuses_is_read_and_written() {
     });
 }
 
-/// What a host demands of the tags that are written is checked here, unless the device's check of the source says as much.
+/// What a host requires of the written tags is checked here, unless the device's check of the source already covers it.
 #[test]
 fn a_device_copies_for_hosts_that_see_tags_if_nothing_that_they_demand_is_lost() {
     run(|| async {

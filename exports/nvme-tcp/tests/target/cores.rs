@@ -1,5 +1,5 @@
-//! One target on several cores: controllers with queues on different cores, and their ends. The host of these tests
-//! runs on a reactor of its own.
+//! One target on several cores: controllers with queues on different cores, and how they end. The host in these tests
+//! runs on a separate reactor.
 
 use std::net::Shutdown;
 use std::sync::mpsc;
@@ -118,8 +118,8 @@ fn the_end_of_the_admin_connection_ends_queues_on_other_cores() {
 #[test]
 fn a_silent_host_times_out_on_all_cores_and_traffic_keeps_another_alive() {
     run(|| async {
-        // A machine that suspends the busy host for the timeout proves nothing, so the test then repeats with a longer
-        // one.
+        // If the machine suspends the busy host for longer than the timeout, that proves nothing, so the test repeats
+        // with a longer timeout.
         for keep_alive in [1500, 6000, 24_000].map(Duration::from_millis) {
             if traffic_keeps_alive(keep_alive).await {
                 return;
@@ -129,8 +129,8 @@ fn a_silent_host_times_out_on_all_cores_and_traffic_keeps_another_alive() {
     });
 }
 
-/// A silent host's controller ends, and one that sends only I/O commands outlives this timeout twice; `false` if its
-/// pauses were too long to prove it.
+/// The controller of a silent host ends, and one that sends only I/O commands outlives this timeout twice; `false` if
+/// the pauses of the machine were too long to prove it.
 async fn traffic_keeps_alive(keep_alive: Duration) -> bool {
     let spread = spread(short());
     let (mut silent, _silent_io) = host(spread.address, 3).await;
@@ -140,7 +140,7 @@ async fn traffic_keeps_alive(keep_alive: Duration) -> bool {
     let timer = |cdw11| SetFeatures { fid: 0x0F, save: false, nsid: 0, cdw11 }.encode();
     busy.call(timer(keep_alive.as_millis() as u32), Data::None).await.ok();
     silent.call(timer(300), Data::None).await.ok();
-    // Commands on I/O queues alone, for longer than the timeout of either.
+    // Sends commands only on I/O queues, for longer than either timeout.
     let (start, mut rounds) = (Instant::now(), 0);
     let (mut last, mut pause) = (start, Duration::ZERO);
     while start.elapsed() < keep_alive * 2 + keep_alive / 3 || spread.target.connections() > 4 {
@@ -204,7 +204,7 @@ fn a_stopping_target_completes_commands_on_every_core() {
         for queue in &mut io {
             let write = IoCommand::Write(blocks(SLOW, 1)).encode(1).unwrap();
             cids.push(queue.submit(write, Data::Write(pattern(4096, 2))).await);
-            // Completes after the slow one was taken.
+            // Completes after the slow command was started.
         }
         spread.latch.holds(6).await;
         spread.target.stop();
@@ -246,7 +246,7 @@ fn stopping_cores_complete_commands_first() {
 #[test]
 fn data_requested_before_the_stop_is_written_and_later_commands_are_not() {
     run(|| async {
-        // Longer than any delay of a slow machine, so the drain time does not end this.
+        // Longer than any delay of a slow machine, so the drain time does not end it.
         let spread = spread(Limits { drain: LATE, ..Limits::default() });
         let (_admin, mut io) = host(spread.address, 6).await;
         let (io, idle) = io.split_at_mut(1);
@@ -280,13 +280,13 @@ fn a_host_that_sends_no_data_delays_a_stop_by_the_drain_time_only() {
     });
 }
 
-/// Has the second core, which has no device, do nothing until the result is dropped.
+/// Blocks the second core, which has no device, until the result is dropped.
 fn stall(spread: &Spread) -> mpsc::Sender<()> {
     let (release, released) = mpsc::channel::<()>();
     let (begin, begun) = mpsc::channel();
     let stalled = move || {
         begin.send(()).expect("the test waits");
-        // Ends with the sender.
+        // Ends when the sender is dropped.
         let _ = released.recv_timeout(LATE);
     };
     spread.cores.handle(1).unwrap().address().send(stalled).expect("the core runs");
@@ -294,7 +294,7 @@ fn stall(spread: &Spread) -> mpsc::Sender<()> {
     release
 }
 
-/// Divides queues into those that answer and those that do not, of which nothing can be received any more.
+/// Divides queues into those that reply and those that do not; nothing can be received on the latter any more.
 async fn answering(queues: Vec<Queue>) -> (Vec<Queue>, Vec<Queue>) {
     let (mut some, mut none) = (Vec::new(), Vec::new());
     for mut queue in queues {
@@ -321,8 +321,8 @@ fn what_lies_unread_on_a_path_that_was_closed_undoes_nothing() {
         for _ in 0..20 {
             silent[0].submit(old, Data::Write(pattern(4096, 1))).await;
         }
-        // The host gives this path up, sends the write again on the other one, and then a newer one.
-        // Ended here, because a stream that is dropped is closed in a later turn.
+        // The host gives up this path, sends the write again on the other one, and then a newer write. Ended here
+        // explicitly, because a stream that is dropped is closed only later.
         silent[0].stream.shutdown(Shutdown::Both).unwrap();
         drop((admin, alive, silent));
         let new = IoCommand::Write(blocks(0, 1)).encode(1).unwrap();

@@ -86,7 +86,8 @@ fn only_a_failure_of_the_devices_own_check_is_damage() {
             let tracked = status(&mut admin, PROTECTED, LbaStatusAction::Tracked, 0, 0, 4096).await;
             assert_eq!(runs(tracked), (vec![], true));
         }
-        // The same expectation with real damage, which comes first: a guard, and a reference tag of Type 1, which is the address.
+        // The same expectation together with real damage, which is reported first: a guard, and a reference tag of Type
+        // 1, which is the address.
         let tuple = format().tuple_bytes();
         assert!(served.protected.damage(Lba::new(3), Corruption::Data { at: 7, mask: 1 }));
         assert!(served.protected.damage(Lba::new(5), Corruption::Tag { at: tuple - 1, mask: 1 }));
@@ -254,7 +255,7 @@ fn more_bad_blocks_than_fit_are_reported_as_an_overflow() {
         assert_eq!(page.elements[0].action, LbaStatusAction::ScanUntracked);
         let (found, complete) = runs(status(&mut admin, 1, LbaStatusAction::Tracked, 0, 0, 64).await);
         assert_eq!((found, complete), (vec![(0, MAX_BAD_BLOCKS as u64)], false));
-        // The page is larger than a host reads at once.
+        // The page is larger than what a host reads at once.
         let bytes = 32 + 32 * MAX_BAD_BLOCKS;
         let mut whole = Vec::new();
         while whole.len() < bytes {

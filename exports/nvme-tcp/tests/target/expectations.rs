@@ -1,4 +1,4 @@
-//! A store's own check, which no PRCHK leaves out, and what a host expects of tags, which is no damage.
+//! A device's own check, which no PRCHK disables, and what a host expects of tags, which is not damage.
 
 use std::rc::Rc;
 
@@ -26,7 +26,7 @@ struct Shown {
     state: std::sync::Arc<NamespaceState>,
 }
 
-/// A target with one more namespace, which shows its tags.
+/// A target with one more namespace, with visible tags.
 fn serve_shown(format: PiFormat) -> Shown {
     let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format)));
     let published = SharedDevice::publish(DynDevice::new("own", Rc::clone(&device)));
@@ -93,7 +93,7 @@ fn a_tag_that_a_host_does_not_expect_leaves_no_trace_of_damage() {
         assert_eq!(statuses(&mut io, command(format, all, 8, 100)).await, [0x283; 3], "LBAT");
         assert_eq!(admin.newest_error().await.lba, 0, "the host learns where its expectation failed");
         assert_eq!(statuses(&mut io, command(format, all, 7, 101)).await, [0x284; 3], "ILBRT");
-        // A Write whose tags do not match its data is refused, and is no damage either.
+        // A Write whose tags do not match its data is refused, and this is not damage either.
         let sealed = BlockCommand {
             protection: ProtectionInfo { pract: false, ..command(format, Prchk::GUARD, 7, 100).protection },
             ..blocks(0, COUNT)
@@ -108,7 +108,7 @@ fn a_tag_that_a_host_does_not_expect_leaves_no_trace_of_damage() {
         assert!(LbaStatusList::decode(&tracked).unwrap().descriptors.is_empty());
         assert_eq!(state.damage().runs().len(), 0);
         assert!(!admin.is_done(waiting), "no event");
-        // The twin: the event does come of a block that is bad.
+        // The counterpart: a block that is bad does cause the event.
         state.report_damage(&[sealblock_block::BadBlock::media(Lba::new(3))]);
         admin.done(waiting).await.ok();
         assert_eq!(listed(&mut admin).await, [(3, None)]);

@@ -17,7 +17,7 @@ use sealblock_protocols_nvme::logs::{EffectsLog, lists_log_page};
 use sealblock_protocols_nvme::nvm::{BlockCommand, Checksum, IoCommand};
 use sealblock_units::{BlockSize, Lba};
 
-/// A namespace whose device has no reserved area, and computes checksums by reading.
+/// A namespace whose device has no reserved area and computes checksums by reading.
 const SMALL: u32 = 6;
 /// A read-only one.
 const FIXED: u32 = 7;

@@ -38,7 +38,7 @@ fn a_fused_write_is_done_only_if_the_compare_finds_its_blocks() {
         let two = pattern(8192, 2);
         assert_eq!(compare_and_write(&mut io, 3, 2, two.clone(), two).await, (0x014, 0x014), "more than ACWU");
         assert_eq!(compare_and_write(&mut io, BLOCKS, 1, old.clone(), new.clone()).await, (0x080, 0x080));
-        // A first half that fails also fails the second, and the other way round.
+        // If the first half fails, the second fails too, and the other way round.
         served.plain.damage(Lba::new(3), Corruption::Data { at: 0, mask: 1 });
         assert_eq!(compare_and_write(&mut io, 3, 1, new.clone(), old.clone()).await, (0x282, 0x009));
         let compare = fused(IoCommand::Compare(blocks(4, 1)), PLAIN, Fuse::First);
@@ -86,7 +86,7 @@ fn half_a_pair_is_aborted() {
     });
 }
 
-/// RAM whose reads wait, and which remembers the first byte of every write.
+/// A memory device whose reads wait, and which remembers the first byte of every write.
 struct Held {
     memory: MemoryDevice,
     is_held: Cell<bool>,
@@ -155,7 +155,7 @@ fn no_other_write_executes_between_a_compare_and_its_write() {
     });
 }
 
-/// RAM that compares and writes by itself, ends that as it is told to, and counts all other requests for blocks.
+/// A memory device that compares and writes itself, ends that as it is told, and counts all other requests for blocks.
 struct Swaps {
     memory: MemoryDevice,
     ends: RefCell<Option<ErrorKind>>,
@@ -211,7 +211,8 @@ fn a_device_that_compares_and_writes_by_itself_does_both_halves_of_a_pair() {
         assert_eq!((device.swaps.get(), device.others.get()), (2, 0), "nothing else reaches the device");
         let read = io.io(7, IoCommand::Read(blocks(3, 1)), Data::Read(4096)).await.ok().data;
         assert!(read == new);
-        // A bad block is the Compare's failure; what may have been executed is the Write's, and is not to be sent again.
+        // A bad block fails the Compare. If the request may have been executed, the Write fails, and must not be sent
+        // again.
         assert!(device.memory.damage(Lba::new(3), Corruption::Data { at: 0, mask: 1 }));
         assert_eq!(compare_and_write_in(&mut io, 7, blocks(3, 1), new.clone(), old.clone()).await, (0x282, 0x009));
         assert_eq!(damage_log(&mut admin, 7).await.entries.len(), 1);
@@ -226,7 +227,7 @@ fn a_device_that_compares_and_writes_by_itself_does_both_halves_of_a_pair() {
         device.ends.replace(Some(ErrorKind::Media { reason: "full of dust".to_owned() }));
         assert_eq!(compare_and_write_in(&mut io, 7, blocks(3, 1), new.clone(), old.clone()).await, (0x009, 0x280));
         device.ends.replace(None);
-        // Where tags are shown they are compared too, so the pair is two requests.
+        // If tags are visible they are compared too, so the pair is two requests.
         let before = device.swaps.get();
         let raw = [pattern(4096, 9), vec![0; 8]].concat();
         let halves = compare_and_write_in(&mut io, 8, blocks(5, 1), raw.clone(), raw).await;

@@ -1,4 +1,4 @@
-//! Namespaces of read-only devices: Identify reports them, and every change of a block fails with its own status.
+//! Namespaces of read-only devices: Identify reports that, and every change of a block fails with its own status.
 
 use crate::common::fixed::Fixed;
 use crate::common::requests::*;

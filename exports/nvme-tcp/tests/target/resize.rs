@@ -1,4 +1,4 @@
-//! A namespace whose device gets another size while hosts write to it, on several cores.
+//! A namespace whose device is resized while hosts write to it, on several cores.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ const BLOCK: usize = 4096;
 /// Requests of each queue that must succeed between two resizes.
 const STEPS: u64 = 40;
 
-/// The first blocks of a memory.
+/// The first blocks of a memory device.
 struct Part(Rc<MemoryDevice>, Geometry);
 
 impl Device for Part {
@@ -38,7 +38,7 @@ impl Device for Part {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        // Each request takes a while, as on a disk, so that a resize has requests to wait for.
+        // Each request takes a while, as on a disk, so that a resize must wait for requests.
         yield_now().await;
         self.0.execute(request).await
     }
@@ -73,7 +73,7 @@ impl Harness {
         Harness { spread, home, memory, shared, state }
     }
 
-    /// Does what a server does whose volume was closed, resized and reopened.
+    /// Does what a server does after its volume was closed, resized and reopened.
     async fn resize(&self, capacity_blocks: u64) {
         let (memory, shared) = (self.memory.clone(), self.shared.clone());
         let resized = self.home.call(move || async move {
@@ -127,7 +127,7 @@ async fn ask(admin: &mut Queue) -> u16 {
     admin.submit(Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0), Data::None).await
 }
 
-/// The host receives the event, and identifies the namespace.
+/// Checks that the host receives the event and sees the new size.
 async fn hears_of(admin: &mut Queue, waiting: u16, capacity_blocks: u64) {
     let event = AsynchronousEvent::from_dword0(admin.done(waiting).await.ok().completion.dword0());
     assert_eq!(event, AsynchronousEvent::NAMESPACE_CHANGED);
@@ -158,7 +158,7 @@ fn a_namespace_grows_twice_and_shrinks_once_under_load_and_hosts_see_it() {
             hears_of(&mut admin, waiting, capacity_blocks).await;
             load.capacity_blocks.set(used);
             load.goes_on().await;
-            // The load restricts itself to the smaller size before the resize.
+            // Before the resize, the load restricts itself to the smaller size.
             load.goes_on().await;
         }
         load.is_over.set(true);

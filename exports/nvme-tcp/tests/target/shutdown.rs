@@ -1,4 +1,4 @@
-//! Shutdowns that follow on each other while the medium is slow.
+//! Shutdowns that follow each other while the medium is slow.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Commands of hosts of unknown kinds: what they hold, what waits for them, and what is left of them.
+//! Commands of unusual hosts: what they hold, what waits for them, and what remains of them.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use sealblock_runtime_reactor::{sleep, spawn, timeout};
 use sealblock_units::{BlockSize, Lba};
 use zerocopy::IntoBytes;
 
-/// Only a hang takes as long.
+/// Only a hang takes that long.
 const HANG: Duration = Duration::from_secs(30);
 /// Blocks of the long namespace: 256 ranges of the longest length.
 const MANY: u64 = 256 << 16;
@@ -78,7 +78,7 @@ struct Long {
     state: std::sync::Arc<NamespaceState>,
 }
 
-/// A long namespace in memory, of which requests of a kind are held; `None` to hold none.
+/// A long namespace in memory that holds requests of one kind; `None` holds none.
 fn serve_long(limits: Limits, kind: Option<RequestKind>) -> Long {
     let memory = Rc::new(MemoryDevice::new(BlockSize::B4096, MANY, Some(format())));
     let held = Rc::new(HeldState::default());
@@ -146,7 +146,7 @@ fn an_event_request_that_waits_for_its_interval_is_aborted_at_once() {
         assert_eq!(abort.completion.dword0(), 0);
         let aborted = timeout(HANG, admin.done(waiting)).await.expect("it does not wait for its interval");
         assert_eq!(aborted.status(), 0x007);
-        // Another event does not wait for that interval either.
+        // Another event also does not wait for that interval.
         let waiting = admin.submit(event_request(), Data::None).await;
         served.state.report_changed();
         timeout(HANG, admin.done(waiting)).await.expect("another event").ok();
@@ -179,7 +179,7 @@ fn a_reset_restores_every_feature() {
         }
         assert_eq!(admin.call(get(0x16), Data::Read(512)).await.ok().data, vec![0; 512]);
         let stamp = admin.call(get(0x0E), Data::Read(8)).await.ok().data;
-        // Milliseconds since the reset, in six bytes; two more tell where they come from.
+        // Milliseconds since the reset, in six bytes; two more say what set the time.
         let milliseconds = stamp[..6].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
         assert!(milliseconds < 1 << 32, "{stamp:?}");
     });
@@ -203,14 +203,14 @@ fn commands_outstanding_at_a_reset_have_no_completions() {
         served.held.is_released.set(true);
         until("the scan ends", || served.held.now.get() == 0).await;
         admin.configure(0x0046_0001).await;
-        // Events are told to requests of the time after the reset alone.
+        // Events are only reported to requests from after the reset.
         admin.call(set(0x0B, 0x2100), Data::None).await.ok();
         let again = admin.submit(event_request(), Data::None).await;
         served.state.report_changed();
         admin.done(again).await.ok();
         admin.call(keep_alive(), Data::None).await.ok();
         assert!(!admin.is_done(waiting) && !admin.is_done(scanning));
-        // Nothing of them is left in the queue, however often that happens.
+        // Nothing of them remains in the queue, however often this happens.
         for _ in 0..100 {
             admin.submit(event_request(), Data::None).await;
             admin.configure(0x0046_0000).await;
@@ -232,7 +232,7 @@ fn an_identifier_that_is_used_again_takes_the_place_of_its_event_request() {
             admin.send_raw(&capsule(&request)).await;
             admin.call(keep_alive(), Data::None).await.ok();
         }
-        // One is outstanding, so three more have room.
+        // One is outstanding, so there is room for three more.
         for _ in 0..3 {
             admin.submit(event_request(), Data::None).await;
         }
@@ -254,7 +254,7 @@ fn a_deallocation_of_everything_ends_with_its_host() {
         until("the connections end", || served.target.connections() < 3).await;
         served.held.is_released.set(true);
         let (_admin, mut io) = timeout(HANG, next).await.expect("the next controller becomes ready").unwrap();
-        // A step is cut into some pieces by the device's limits; there are 4,096 steps.
+        // The device's limits divide a step into several pieces; there are 4,096 steps.
         assert!(served.held.begun.get() <= 64, "{} pieces of 65,536", served.held.begun.get());
         write_and_read_as_ever(&mut io).await;
     });
@@ -351,14 +351,14 @@ fn copies_wait_for_memory_and_all_are_made() {
             cids.push(io.submit(command, Data::Write(list)).await);
         }
         until("some begin", || served.held.begun.get() >= 8).await;
-        // What is behind them on the queue has been looked at then.
+        // By then, what follows them on the queue has been processed.
         io.call(Command::new(0, PLAIN), Data::None).await.ok();
         assert_eq!(served.held.most.get(), 8, "8 MiB on a connection, of which each holds 1 MiB");
         served.held.is_released.set(true);
         for cid in cids {
             timeout(HANG, io.done(cid)).await.expect("it gets its turn").ok();
         }
-        // Those that wait when their host is gone do not begin.
+        // Those that still wait when their host is gone do not start.
         served.held.is_released.set(false);
         let begun = served.held.begun.get();
         for at in 0..24 {

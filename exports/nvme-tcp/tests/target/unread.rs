@@ -1,4 +1,4 @@
-//! Hosts that read and never receive the data: what they can make the target hold, and for how long.
+//! Hosts that read but never receive the data: what they can make the target hold, and for how long.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ async fn ask(io: &mut Queue) -> u16 {
     io.submit(read(), Data::Read(READ_BYTES)).await
 }
 
-/// Requests the same, on a queue whose socket buffers are full.
+/// Sends the same request on a queue whose socket buffers are full.
 async fn ask_without_receiving(io: &mut Queue, cid: u16) {
     let mut command = read();
     (command.flags, command.cid) = (PSDT_SGL, cid.into());
@@ -40,7 +40,8 @@ async fn ask_without_receiving(io: &mut Queue, cid: u16) {
 #[test]
 fn many_hosts_that_never_receive_stay_within_the_limit_and_delay_no_other() {
     run(|| async {
-        // The reserve of each connection, and little more. One address has three quarters of the connections at most.
+        // The reserve of each connection, and little more. A single address gets at most three quarters of the
+        // connections.
         let limits = Limits { connections: 3 * HOSTS, total_bytes_in_flight: 0, ..short() };
         let most_bytes = limits.connections * (READ_BYTES + (64 << 10));
         let served = serve(limits);

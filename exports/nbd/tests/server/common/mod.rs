@@ -21,8 +21,8 @@ pub const BLOCKS: u64 = 4096;
 /// Longer than any step of a test takes.
 pub const LATE: Duration = Duration::from_secs(60);
 
-/// Exports `protected` (with protection information), `bare` (blocks of 512 bytes without), and `fixed` (the first, to be
-/// read only).
+/// Exports: `protected` (with protection information), `bare` (blocks of 512 bytes without it), and `fixed` (the first
+/// one, read-only).
 pub struct Served {
     pub server: Server,
     pub address: SocketAddr,
@@ -64,7 +64,7 @@ pub fn serve(limits: Limits) -> Served {
     Served { server, address, served, protected, shared, cores }
 }
 
-/// Has a core serve; returns its outcome and its address.
+/// Lets a core serve; returns the channel for its result, and its address.
 fn listen(core: &CoreHandle, server: Server) -> (mpsc::Receiver<std::io::Result<()>>, SocketAddr) {
     let (send, served) = mpsc::channel();
     let address = on(core, move || {
@@ -111,13 +111,13 @@ impl Served {
         listen(&self.cores.handle(0).unwrap(), server).1
     }
 
-    /// Has a core do nothing until the result is dropped.
+    /// Blocks a core until the result is dropped.
     pub fn stall(&self, core: usize) -> mpsc::Sender<()> {
         let (release, released) = mpsc::channel::<()>();
         let (begin, begun) = mpsc::channel();
         let stalled = move || {
             begin.send(()).expect("the test waits");
-            // Ends with the sender.
+            // Ends when the sender is dropped.
             let _ = released.recv_timeout(LATE);
         };
         self.cores.handle(core).unwrap().address().send(stalled).expect("the core runs");
@@ -153,7 +153,7 @@ pub struct Client {
 pub type Chunk = (u16, Vec<u8>);
 
 impl Client {
-    /// Negotiates chunks, `base:allocation` and this export.
+    /// Connects and negotiates structured replies, `base:allocation` and this export.
     pub fn open(address: SocketAddr, export: &str, is_extended: bool) -> Client {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LATE)).unwrap();
@@ -236,7 +236,7 @@ impl Client {
         self.cookie
     }
 
-    /// One chunk: its cookie, whether it is the last, and what it is.
+    /// One chunk: its cookie, whether it is the last, and its content.
     fn chunk(&mut self) -> (u64, bool, Chunk) {
         let magic = if self.is_extended { wire::EXTENDED_REPLY_MAGIC } else { wire::STRUCTURED_REPLY_MAGIC };
         assert_eq!(self.word(), magic);
@@ -261,7 +261,7 @@ impl Client {
         }
     }
 
-    /// One request, and its reply.
+    /// Sends one request and returns its reply.
     pub fn ask(&mut self, flags: u16, kind: u16, offset: u64, length: u64, data: &[u8]) -> Vec<Chunk> {
         let cookie = self.send(flags, kind, offset, length, data);
         let (replied, chunks) = self.receive();
@@ -269,7 +269,7 @@ impl Client {
         chunks
     }
 
-    /// Returns the errno of a request without data in its reply; 0 when it succeeded.
+    /// Returns the errno in the reply to a request; 0 if it succeeded.
     pub fn errno(&mut self, flags: u16, kind: u16, offset: u64, length: u64, data: &[u8]) -> u32 {
         let chunks = self.ask(flags, kind, offset, length, data);
         match &chunks[..] {

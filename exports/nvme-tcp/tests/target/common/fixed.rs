@@ -4,7 +4,7 @@ use sealblock_block::{Abilities, Device, Geometry, Outcome, Request};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_units::BlockSize;
 
-/// Memory that reports itself read-only. It executes writes all the same: its gate and the export must fail them.
+/// Memory that reports itself read-only. It would execute writes, so its gate and the export must fail them.
 pub struct Fixed(MemoryDevice);
 
 impl Fixed {

@@ -95,7 +95,7 @@ pub struct Queue {
     pub stream: Stream,
     done: HashMap<u16, (Completion, Vec<u8>)>,
     pub cntlid: u16,
-    /// The NQN of the host; Connect carries none if it is empty.
+    /// The NQN of the host; if it is empty, Connect carries none.
     pub hostnqn: &'static str,
 }
 
@@ -198,7 +198,7 @@ impl Queue {
         lives
     }
 
-    /// Submits a Write and waits for its R2T. The data is sent with the next send.
+    /// Submits a Write and waits for its R2T. The data are sent with the next send.
     pub async fn submit_and_hold(&mut self, command: Command, data: Vec<u8>) -> u16 {
         let cid = self.submit(command, Data::Write(data)).await;
         let buffer = self.host.receive_buffer().unwrap();
@@ -285,13 +285,13 @@ impl Queue {
         self.call(command.encode(nsid).unwrap(), data).await
     }
 
-    /// Sends raw bytes, which this host's core did not make.
+    /// Sends raw bytes, which do not come from this host's core.
     pub async fn send_raw(&mut self, bytes: &[u8]) {
         self.stream.send_all([Slice::copy_from(bytes)]).await.unwrap();
     }
 }
 
-/// A command without data of its own as it goes over the wire, without digests.
+/// A command without data, as it is sent over the wire, without digests.
 pub fn capsule(command: &Command) -> Vec<u8> {
     [&[4, 0, 72, 0, 72, 0, 0, 0], command.as_bytes()].concat()
 }

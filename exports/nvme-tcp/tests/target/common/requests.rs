@@ -49,7 +49,7 @@ pub fn fused(command: IoCommand, nsid: u32, fuse: Fuse) -> Command {
     command.encode(nsid).unwrap().with_fuse(fuse)
 }
 
-/// A fused pair; its two statuses.
+/// Sends a fused pair; returns both statuses.
 pub async fn compare_and_write_in(
     io: &mut Queue,
     nsid: u32,
@@ -62,12 +62,12 @@ pub async fn compare_and_write_in(
     (io.done(first).await.status(), io.done(second).await.status())
 }
 
-/// The count at the start of block 0 of a plain namespace.
+/// The number at the start of block 0 of a plain namespace.
 pub async fn count(io: &mut Queue, nsid: u32) -> u64 {
     u64::from_le_bytes(read(io, nsid, 0, 1).await.ok().data[..8].try_into().unwrap())
 }
 
-/// Increments it with Compare and Write, as clusters do, until so many increments succeeded.
+/// Increments it with Compare and Write, as clusters do, until this many increments have succeeded.
 pub async fn count_up(mut io: Queue, nsid: u32, steps: usize) {
     let mut done = 0;
     while done < steps {

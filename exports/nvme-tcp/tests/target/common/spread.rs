@@ -29,7 +29,7 @@ pub struct Latch {
 }
 
 impl Latch {
-    /// Waits until so many are delayed.
+    /// Waits until this many are delayed.
     pub async fn holds(&self, count: usize) {
         while self.begun.load(Ordering::SeqCst) < count {
             sleep(Duration::from_millis(1)).await;
