@@ -1,4 +1,4 @@
-//! Moments and spans of time for people. Moments are seconds since 1970; dates are in UTC.
+//! Times and durations as text. Times are seconds since 1970; dates are in UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ pub fn unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// A duration in one unit, or two.
+/// A duration in one or two units.
 pub fn span(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -17,7 +17,7 @@ pub fn span(seconds: u64) -> String {
     }
 }
 
-/// A date and time, and how far that is from now.
+/// A date and time, and how far away that is.
 pub fn date(unix_s: u64) -> String {
     let now = self::unix_s();
     match now.checked_sub(unix_s) {
@@ -28,21 +28,21 @@ pub fn date(unix_s: u64) -> String {
 
 /// Year, month and day.
 pub fn day(unix_s: u64) -> String {
-    // Seconds of 64 bits are days of 48.
+    // 64 bits of seconds are 48 bits of days.
     civil((unix_s / 86_400) as i64)
 }
 
-/// A moment to the second in UTC, which may be before 1970.
+/// A time to the second in UTC, possibly before 1970.
 pub fn moment(unix_s: i64) -> String {
     let second = unix_s.rem_euclid(86_400);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     format!("{} {hour:02}:{minute:02}:{second:02} UTC", civil(unix_s.div_euclid(86_400)))
 }
 
-/// The date of a day since 1970 (H. Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days).
+/// The date of a day, counted from 1970 (H. Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days).
 fn civil(day: i64) -> String {
     const DAYS_OF_400_YEARS: i64 = 146_097;
-    // Years that begin in March have their leap day at the end.
+    // In years that begin in March, the leap day is at the end.
     let days = day + 719_468;
     let (era, day) = (days.div_euclid(DAYS_OF_400_YEARS), days.rem_euclid(DAYS_OF_400_YEARS));
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

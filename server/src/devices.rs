@@ -1,4 +1,4 @@
-//! Open devices, each on a core of its own choice, and what closes them there.
+//! Open devices, each on one core that is chosen when it is opened, and what closes them there.
 
 pub(crate) mod bad_runs;
 pub(crate) mod inspect;
@@ -37,31 +37,31 @@ use crate::status::mirror::MirrorStatus;
 use crate::status::scrub::ScrubStatus;
 use crate::status::server::DeviceSnapshot;
 
-/// Clients of an earlier server come back within this time: the default time after which an NVMe host gives up.
+/// Clients of an earlier server reconnect within this time, after which an NVMe host gives up by default.
 const CLIENTS_COME_BACK: Duration = Duration::from_secs(600);
-/// Timeout for the state of a device from its core.
+/// Time limit for getting the state of a device from its core.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An open device.
 pub struct ServedDevice {
-    /// What it is called: a mirror has another name when it has other members.
+    /// Its name; a mirror gets another name when its members change.
     pub target: TargetLabel,
-    /// What it was opened to do.
+    /// What it may be used for (reading or writing).
     pub access: Access,
-    /// What it was opened for.
+    /// Its intended use.
     pub usage: Usage,
     /// State shared by all namespaces of the device; it survives their removal and re-creation.
     pub state: Arc<NamespaceState>,
-    /// The identity of the volume or mirror, where it is one.
+    /// The identity of the volume or mirror, if it is one.
     pub volume_uuid: Option<[u8; 16]>,
     /// True if it is a mirror.
     pub is_mirror: bool,
-    /// True if changes that were answered and not flushed may be gone when this process is killed: a volume gathers map entries in
-    /// memory, and a mirror may settle on the copy of a volume.
+    /// True if acknowledged but unflushed changes may be lost when this process is killed: a volume collects map
+    /// entries in memory, and a mirror may choose the copy of a volume.
     pub gathers_changes: bool,
     /// The device on its own core.
     pub handle: DeviceHandle,
-    /// The device for namespaces on every core, as it is now.
+    /// The current device, for namespaces on every core.
     shared: RefCell<SharedDevice>,
     _core_load: Rc<()>,
 }
@@ -90,21 +90,21 @@ impl DeviceHandle {
         done.await?
     }
 
-    /// True if both are for one device.
+    /// True if both are handles of one device.
     pub fn is_same(&self, other: &DeviceHandle) -> bool {
         Arc::ptr_eq(&self.reporters.failing, &other.reporters.failing)
     }
 
-    /// Sets when and how it is scrubbed.
+    /// Sets when and how the device is scrubbed.
     pub async fn configure_scrub(&self, settings: Settings) {
-        // A core that has stopped scrubs nothing; requests to its devices report it.
+        // A core that has stopped does no scrubs; requests to its devices report that.
         let _ = self.call(move |local| async move { local.scrub_task.configure(settings) }).await;
     }
 
     /// Executes a command for its scrub; returns the state of the scrub after it.
     ///
     /// # Errors
-    /// Why the command failed.
+    /// If the command failed; the error has the reason.
     pub async fn execute_scrub(&self, command: ControlCommand) -> Result<ScrubStatus, ControlError> {
         let done = self.call(move |local| async move { local.scrub_task.execute(&command).await }).await;
         done.unwrap_or_else(|gone| Err(ControlError::new(ControlErrorKind::Failed, gone)))
@@ -113,13 +113,13 @@ impl DeviceHandle {
     /// Executes a command for its replicas; returns the state of the mirror after it.
     ///
     /// # Errors
-    /// Why the command failed.
+    /// If the command failed; the error has the reason.
     pub async fn execute_mirror(&self, command: ControlCommand) -> Result<MirrorStatus, ControlError> {
         let done = self.call(move |local| async move { local.execute_mirror(&command).await }).await;
         done.unwrap_or_else(|gone| Err(ControlError::new(ControlErrorKind::Failed, gone)))
     }
 
-    /// The state of the device now, or that it did not respond in time.
+    /// The current state of the device, or that it did not respond in time.
     pub async fn snapshot(&self) -> DeviceSnapshot {
         let looked = self.call(|local| async move { local.snapshot() });
         let seen = match timeout(PROBE_TIMEOUT, looked).await {
@@ -139,7 +139,7 @@ impl ServedDevice {
         self.shared.borrow().clone()
     }
 
-    /// Sets the device that namespaces are made of: the same device with another size.
+    /// Sets the device from which namespaces are made: the same device with another size.
     pub fn set_shared(&self, shared: SharedDevice) {
         self.shared.replace(shared);
     }
@@ -147,41 +147,41 @@ impl ServedDevice {
     /// Gives it another size, on its own core.
     ///
     /// # Errors
-    /// When that core is gone.
+    /// If that core has stopped.
     pub async fn resize(&self, size: ByteCount) -> Result<ResizeResult, StackError> {
         let shared = self.shared();
         let resized = self.handle.call(move |local| async move { local.resize(&shared, size).await });
         resized.await.map_err(|gone| core_error(RESIZING, gone).on(&self.target))
     }
 
-    /// True if namespaces of the device still exist, offered or in use by commands in flight.
+    /// True if namespaces of the device still exist, served or in use by commands in flight.
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.state) > 1
     }
 }
 
-/// The cores, and how many devices live on each.
+/// The cores, and the number of devices on each.
 pub struct DeviceTable {
     handles: Vec<CoreHandle>,
-    /// Cloned for each device, so that the count of clones is that of devices.
+    /// Cloned for each device, so that the number of clones is the number of devices.
     core_loads: Vec<Rc<()>>,
     events: EventSender,
-    /// Clients of an earlier server come back within this time.
+    /// Clients of an earlier server reconnect within this time.
     pub(crate) clients_come_back: Duration,
 }
 
 impl DeviceTable {
-    /// No devices on these cores, of which there is at least one.
+    /// A table without devices on these cores; there must be at least one.
     pub fn new(handles: Vec<CoreHandle>, events: EventSender) -> DeviceTable {
         let core_loads = handles.iter().map(|_| Rc::default()).collect();
         DeviceTable { handles, core_loads, events, clients_come_back: CLIENTS_COME_BACK }
     }
 
-    /// Opens a device on the core that has the fewest, counting those that are being opened. Dropped before it has ended, it goes on,
-    /// and what it opens is not closed in good order.
+    /// Opens a device on the core with the fewest devices, including those that are being opened. If the future is
+    /// dropped before it has ended, the opening continues, and the device is not closed properly.
     ///
     /// # Errors
-    /// Why it cannot be opened.
+    /// If it cannot be opened; the error has the reason.
     pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<ServedDevice, StackError>> + 'static {
         let core = (0..self.core_loads.len()).min_by_key(|core| Rc::strong_count(&self.core_loads[*core])).unwrap_or(0);
         let (plan, core_load) = (plan.clone(), Rc::clone(&self.core_loads[core]));
@@ -208,10 +208,10 @@ impl DeviceTable {
         }
     }
 
-    /// Closes devices, all at once: volumes are clean then.
+    /// Closes devices, all at the same time; after this volumes are clean.
     ///
     /// # Errors
-    /// The first that could not be closed; the others are closed all the same.
+    /// The error of the first one that could not be closed; the others are closed nevertheless.
     pub async fn close(&self, devices: impl IntoIterator<Item = ServedDevice>) -> Result<(), StackError> {
         let closings = devices.into_iter().map(|device| async move {
             let closed = device.handle.call(|local| async move { local.close().await });
@@ -231,7 +231,7 @@ struct OpenedDevice {
     local: CoreLocal<LocalDevice>,
 }
 
-/// Opens the target of a namespace. One that may lack what was written last is served if the plan accepts that.
+/// Opens the target of a namespace. A target that may lack the last writes is served if the plan accepts that.
 async fn open_accepted(plan: &NamespacePlan) -> Result<OpenTarget, StackError> {
     let target = &plan.target;
     match open_for(target, plan.access(), plan.usage).await {
@@ -288,7 +288,8 @@ async fn open_on_core(
     })
 }
 
-/// If completed writes of an earlier server may be lost, fails the first flush of each client once, and sends an event.
+/// If completed writes of an earlier server may be lost, makes the first flush of each client fail once, and sends an
+/// event.
 fn report_lost_completions(
     label: &TargetLabel,
     reasons: Vec<String>,
@@ -304,8 +305,8 @@ fn report_lost_completions(
     Some(clients)
 }
 
-/// Once clients of an earlier server have had the time to come back, those that come are not told any more, nor is the next server. One that
-/// ends before leaves it to the next.
+/// After the time in which clients of an earlier server reconnect, neither new clients nor the next server are told
+/// about the loss any more. A server that ends earlier leaves this to the next one.
 async fn forget_lost_answers(clients: EarlierClients, local: Weak<LocalDevice>, window: Duration) {
     if let Either::Right(_) = select(pin!(sleep(window)), pin!(shutdown_requested())).await {
         return;

@@ -1,4 +1,4 @@
-//! What happens in the life of a server, for the program that runs it: values, which `docs/formats/json.md` draws.
+//! What happens in the life of a server, as values for the program that runs it; `docs/formats/json.md` describes them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::status::scrub::RunStatus;
 /// The program's handler of events. It cannot fail: clients are served even if nothing reads the events.
 pub type EventSink = fn(&Event);
 
-/// Sends events from any core to the first thread, so a slow or closed reader blocks no device.
+/// Sends events from any core to the first thread, so that a slow or closed reader does not block a device.
 #[derive(Clone)]
 pub struct EventSender {
     home: CoreAddress,
@@ -28,25 +28,25 @@ impl EventSender {
     /// Sends an event.
     pub fn send(&self, event: Event) {
         let sink = self.sink;
-        // A server that is ending has no more events.
+        // A server that is ending sends no more events.
         let _ = self.home.send(move || sink(&event));
     }
 }
 
-/// What happens.
+/// An event.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// Connections are accepted.
     Ready(Serving),
-    /// The configuration was read again, and is what is served now.
+    /// The configuration was reloaded, and is now served.
     Reloaded(Serving),
-    /// The configuration was read again, and cannot be served; everything is as it was.
+    /// The configuration was reloaded, but cannot be served; nothing has changed.
     ReloadFailed {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A target that did not open before is open, and served.
+    /// A target that could not be opened before is open now, and is served.
     Opened(OpenedInfo),
     /// A scrub starts, or resumes after a restart.
     ScrubStarted {
@@ -61,63 +61,64 @@ pub enum Event {
     ScrubFinished {
         /// The scrubbed target.
         target: String,
-        /// What it has met.
+        /// Its result.
         #[serde(flatten)]
         run: RunStatus,
     },
-    /// What an earlier server had answered, and clients had not flushed, may be lost: the first flush of each client fails once.
+    /// Acknowledged writes of an earlier server that clients had not flushed may be lost; the first flush of each
+    /// client fails once.
     AnsweredLost {
         /// The scrubbed target.
         target: String,
-        /// Of which volumes, and why.
+        /// For each affected volume, the reason.
         reasons: Vec<String>,
     },
-    /// A volume has another size, and hosts were notified.
+    /// A volume was resized, and hosts were notified.
     Resized(ResizeReport),
-    /// A signal came: no more connections are accepted, and commands in flight are answered.
+    /// A signal arrived: no more connections are accepted, and commands in flight are completed.
     Draining {
-        /// Connections at that moment.
+        /// The number of connections at that moment.
         connections: usize,
     },
     /// Everything is closed.
     Stopped,
 }
 
-/// What is served, and where.
+/// What is served, and at which addresses.
 #[derive(Serialize)]
 pub struct Serving {
     /// The addresses, with the ports that the system chose.
     pub listeners: Vec<SocketAddr>,
     /// The subsystems.
     pub subsystems: Vec<SubsystemInfo>,
-    /// What NBD clients have, if anything.
+    /// What is served over NBD, if anything.
     pub nbd: Option<NbdInfo>,
     /// The block devices of this machine's kernel.
     pub block_devices: Vec<AttachedInfo>,
 }
 
-/// A block device of this machine's kernel that is there.
+/// An attached block device of this machine's kernel.
 #[derive(Clone, Serialize)]
 pub struct AttachedInfo {
-    /// Its node.
+    /// Its device node.
     pub path: PathBuf,
-    /// What it is.
+    /// The target.
     pub target: String,
-    /// True if it was there, and its last server gone.
+    /// True if it existed and its last server had ended.
     pub taken_over: bool,
     /// Bytes in a block.
     pub block_size: usize,
     /// How many blocks it has.
     pub blocks: u64,
-    /// Its queues.
+    /// The number of its queues.
     pub queues: u16,
-    /// Requests of a queue at once.
+    /// Requests of a queue at a time.
     pub depth: u16,
-    /// The checksum by which the kernel protects blocks, if it does.
+    /// The checksum with which the kernel protects blocks, if it does.
     pub host_guard: Option<&'static str>,
-    /// True if it takes no writes.
+    /// True if it refuses writes.
     pub read_only: bool,
-    /// True if changes are durable before they are answered.
+    /// True if changes are durable before they are acknowledged.
     pub write_through: bool,
 }
 
@@ -130,7 +131,7 @@ pub struct NbdInfo {
     pub sockets: Vec<PathBuf>,
     /// The names of the exports.
     pub exports: Vec<String>,
-    /// The one for clients that name none: the first of the plan, unless not open.
+    /// The export for clients that name none: the first of the plan, unless that is not open.
     pub default_export: Option<String>,
 }
 
@@ -145,20 +146,20 @@ pub struct SubsystemInfo {
     pub hosts: Option<Vec<String>>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceInfo>,
-    /// Those whose targets are not open.
+    /// The namespaces whose targets are not open.
     pub not_open: Vec<NotOpenInfo>,
 }
 
-/// A namespace that is to be served, and whose target is not open.
+/// A namespace of the plan whose target is not open.
 #[derive(Serialize)]
 pub struct NotOpenInfo {
-    /// Which namespace of its subsystem.
+    /// Its identifier in the subsystem.
     pub nsid: u32,
-    /// What it is.
+    /// The target.
     pub target: String,
-    /// Why not open.
+    /// Why it is not open.
     pub reason: String,
-    /// Whether it is tried again.
+    /// True if it is retried.
     pub retried: bool,
 }
 
@@ -167,22 +168,22 @@ pub struct NotOpenInfo {
 pub struct OpenedInfo {
     /// Its subsystem.
     pub nqn: String,
-    /// Which namespace of it.
+    /// Its identifier in it.
     pub nsid: u32,
-    /// What it is.
+    /// The target.
     pub target: String,
     /// The name of its NBD export, if there is one.
     pub nbd: Option<String>,
-    /// How often it was tried.
+    /// The number of attempts.
     pub tries: u64,
 }
 
 /// A namespace that is served.
 #[derive(Serialize)]
 pub struct NamespaceInfo {
-    /// Which namespace of its subsystem.
+    /// Its identifier in the subsystem.
     pub nsid: u32,
-    /// What it is.
+    /// The target.
     pub target: String,
     /// Its identity.
     pub uuid: String,
@@ -190,11 +191,11 @@ pub struct NamespaceInfo {
     pub block_size: usize,
     /// How many blocks it has.
     pub blocks: u64,
-    /// Its protection information, in words.
+    /// Its protection information, as text.
     pub protection: String,
-    /// True if hosts see that.
+    /// True if hosts see its protection information.
     pub protection_shown: bool,
-    /// True if it takes no changes.
+    /// True if it refuses changes.
     pub read_only: bool,
     /// The name of its NBD export, if there is one.
     pub nbd: Option<String>,

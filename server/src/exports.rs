@@ -1,7 +1,7 @@
-//! By which protocols namespaces are offered: a list of exports, each behind one trait.
+//! The protocols by which namespaces are served: a list of exports, each behind one trait.
 //!
-//! To add a protocol: a file in this folder that implements `export::Export`, a line in [`Exports::new`], and, where it
-//! listens, its places in the plan (`Plan::listening`).
+//! To add a protocol, write a file in this folder that implements `export::Export`, add a line to [`Exports::new`],
+//! and, if it listens, its addresses to the plan (`Plan::listening`).
 
 pub mod block_device;
 pub(crate) mod block_devices;
@@ -31,21 +31,22 @@ use crate::exports::offered::OfferedNamespace;
 use crate::plan::{NamespacePlan, Plan, SubsystemPlan};
 use crate::status::server::ExportStatus;
 
-/// All exports of a server. What is offered is offered in this order, and taken away in the reverse one.
+/// All exports of a server. Namespaces are offered in this order, and withdrawn in reverse order.
 pub struct Exports(Vec<Box<dyn Export>>);
 
 impl Exports {
-    /// Exports that offer nothing yet, on these cores. `attaches` is why they can serve no block devices of the kernel, if they cannot.
+    /// Exports on these cores that offer nothing yet. `attaches` is the reason why these cores cannot serve block
+    /// devices of the kernel, if they cannot.
     pub fn new(cores: &[CoreHandle], limits: &Limits, attaches: Result<(), StackError>) -> Result<Exports, StackError> {
         Ok(Exports(vec![
             Box::new(NvmeExport::new(cores.to_vec(), limits)?),
             Box::new(NbdExport::new(cores.to_vec(), limits)?),
-            // Last: what it prepares would have to be taken away if another one failed.
+            // This is last, because what it prepares would have to be removed if another one failed.
             Box::new(BlockDevices::new(cores.to_vec(), attaches)),
         ]))
     }
 
-    /// Does everything of a change that can fail; after an error, nothing is left of it.
+    /// Does everything in a change that can fail; after an error, nothing of it remains.
     pub async fn prepare(&mut self, change: Change<'_>) -> Result<(), StackError> {
         for at in 0..self.0.len() {
             if let Err(failure) = self.0[at].prepare(change).await {
@@ -56,7 +57,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Takes away what is not wanted, and offers what is new.
+    /// Withdraws what is no longer wanted, and offers what is new.
     pub async fn change(&mut self, change: Change<'_>) -> Result<(), StackError> {
         for export in self.0.iter_mut().rev() {
             export.withdraw(change).await?;
@@ -64,7 +65,7 @@ impl Exports {
         self.0.iter_mut().try_for_each(|export| export.offer(change))
     }
 
-    /// Accepts clients at the places of the plan.
+    /// Accepts clients at the addresses of the plan.
     pub async fn listen(&mut self, plan: &Plan) -> Result<(), StackError> {
         for export in &mut self.0 {
             export.listen(plan).await?;
@@ -83,12 +84,12 @@ impl Exports {
         Ok(())
     }
 
-    /// Refuses another size of a device whose clients could not learn of it.
+    /// Refuses to resize a device whose clients could not learn of it.
     pub fn check_resize(&self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
         self.0.iter().try_for_each(|export| export.check_resize(device))
     }
 
-    /// Has clients see a device as it is now.
+    /// Makes clients see the current state of a device.
     pub fn resize(&mut self, device: &Rc<ServedDevice>, offered: &Subsystems) -> Result<(), StackError> {
         self.0.iter_mut().try_for_each(|export| export.resize(device, offered))
     }
@@ -120,12 +121,12 @@ impl Exports {
         (addresses, sockets)
     }
 
-    /// Connections now.
+    /// The current number of connections.
     pub fn connections(&self) -> usize {
         self.0.iter().map(|export| export.connections()).sum()
     }
 
-    /// Who uses each export.
+    /// The clients of each export.
     pub fn clients(&self) -> Vec<ListClients> {
         self.0.iter().map(|export| export.clients()).collect()
     }
@@ -141,7 +142,7 @@ impl Exports {
         ended
     }
 
-    /// Takes no more connections and requests, and waits until clients have their answers.
+    /// Accepts no more connections and requests, and waits until clients have their replies.
     pub async fn stop(&mut self) {
         self.0.iter_mut().for_each(|export| export.stop());
         for export in &self.0 {

@@ -1,16 +1,21 @@
-//! What `sealblock serve` runs: serves the targets of a plan over NVMe/TCP and NBD, and changes what it serves while it runs.
+//! What `sealblock serve` runs: serves the targets of a plan over NVMe/TCP and NBD, and can change to another plan
+//! while it runs.
 //!
-//! It knows no command line and prints nothing for people: a program makes a [`plan::Plan`], hands it to [`run::run`], and gets
-//! [`events::Event`]s. The control socket's messages are those of `control`, for the server and for the commands that ask it; the
-//! states that they carry are those of `status`. Only the log is written here, by lines of `tracing` to standard error.
+//! It has no command line and prints nothing for people: a program makes a [`plan::Plan`], passes it to [`run::run`],
+//! and gets [`events::Event`]s. `control` has the messages of the control socket, for the server and for the commands
+//! that query it; `status` has the states in them. Only the log is written here, as lines of `tracing` on standard
+//! error.
 //!
-//! A room is a file and the folder beside it:
+//! A part is a file and the folder beside it:
 //!
-//! - [`plan`]: what is to be served, and the configuration file that says so.
-//! - [`devices`]: open targets, each on its own core, with what is done to them beside requests: scrubs, resizing, mirrors, retries.
-//! - [`exports`]: by which protocols they are offered, and where is listened.
-//! - `server`: the served state, and the change to a new plan. [`run`]: its main loop; [`run::attach`] serves one block device.
-//! - [`control`], [`status`]: the control socket, and what is reported. [`events`], [`log`], [`dates`]: for the program and people.
+//! - [`plan`]: what is to be served, and the configuration file for it.
+//! - [`devices`]: open targets, each on its own core, and the work on them besides requests: scrubs, resizing, mirrors,
+//!   retries.
+//! - [`exports`]: the protocols by which they are served, and the listeners.
+//! - `server`: the served state, and the change to a new plan. [`run`]: its main loop; [`run::attach`] serves one block
+//!   device.
+//! - [`control`], [`status`]: the control socket, and what is reported. [`events`], [`log`], [`dates`]: output for the
+//!   program and for people.
 
 pub mod dates;
 pub mod devices;

@@ -1,9 +1,9 @@
 //! The log of the server: lines on standard error, as text or as JSON objects.
 //!
-//! Invariants: whatever a line is about, it is one line, and does nothing to a terminal: control characters are spelled. What
-//! happens too often is logged `MAX_LINES` times in `WINDOW`, and then counted; lines for debugging are all there. The last
-//! warnings and errors are kept for `status`, `MAX_KEPT_LINES` for each call site, so that one that logs much does not push out the
-//! lines of the others.
+//! Invariants: a log entry is always one line and cannot affect a terminal: control characters are written as escapes.
+//! What a call site logs too often is logged `MAX_LINES` times in `WINDOW`, and then only counted; debug lines are
+//! never suppressed. The last warnings and errors are kept for `status`, `MAX_KEPT_LINES` for each call site, so that
+//! one that logs much does not displace the lines of the others.
 
 use std::collections::{HashMap, VecDeque};
 use std::env;
@@ -28,26 +28,26 @@ use tracing_subscriber::{Registry, reload};
 
 use crate::control::protocol::{ControlError, ControlErrorKind, LogLevel, LogReport};
 
-/// The level where the command line has none.
+/// The variable with the level, if the command line has none.
 const VARIABLE: &str = "SEALBLOCK_LOG";
-/// Lines from one place of the program in [`WINDOW`].
+/// The maximum number of lines of one call site in [`WINDOW`].
 const MAX_LINES: u32 = 20;
 /// The time after which a call site may log again.
 const WINDOW: Duration = Duration::from_secs(10);
 /// The field with the number of suppressed lines.
 const SUPPRESSED_FIELD: &str = "suppressed";
 
-/// Lines that are kept of one place of the program.
+/// The number of kept lines for each call site.
 const MAX_KEPT_LINES: usize = 8;
-/// Characters that are kept of one text.
+/// The maximum number of characters of one text that are kept.
 const MAX_CHARACTERS: usize = 300;
 
 static RECENT: LazyLock<Mutex<Recent>> = LazyLock::new(Mutex::default);
 
-/// Has warnings and worse, or whatever is asked for, written to standard error from now on.
+/// From now on writes log lines to standard error: warnings and errors, or the requested level.
 ///
 /// # Errors
-/// Bad usage: the variable names no level.
+/// Bad usage, if the variable does not contain a level.
 pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), StackError> {
     let level = match (asked, env::var(VARIABLE)) {
         (Some(level), _) => level,
@@ -58,25 +58,25 @@ pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), StackError> {
     };
     let (made, handle) = reload::Layer::new(made(level));
     let lines = tracing_subscriber::fmt::layer()
-        // A standard error that is closed is no reason to end.
+        // If standard error is closed, this is no reason to end.
         .log_internal_errors(false)
         .event_format(Lines { json, quotas: Mutex::default() })
         .with_writer(io::stderr);
     *lock(&LEVEL) = level;
     let installed = tracing_subscriber::registry().with(made).with(lines).try_init();
     installed.map_err(|error| StackError::new(Cause::Io, "start", error))?;
-    // Nothing was there before, or there would have been an error.
+    // There was nothing before, otherwise there would have been an error.
     let _ = MADE.set(handle);
     set_program(Program::SERVER);
     Ok(())
 }
 
-/// The level of what is written.
+/// The level of the lines that are written.
 static LEVEL: Mutex<LogLevel> = Mutex::new(LogLevel::Warn);
 /// Selects the lines that are formatted at all.
 static MADE: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 
-/// Which lines are made: what is not written is kept for `status` all the same.
+/// Which lines are formatted: lines that are not written are still kept for `status`.
 fn made(level: LogLevel) -> LevelFilter {
     filter(level).max(LevelFilter::WARN)
 }
@@ -85,10 +85,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sets the level, if one is given; returns the level before and now.
+/// Sets the level, if one is given; returns the previous and the current level.
 ///
 /// # Errors
-/// When lines are not made by this process' own rules.
+/// If this log was not installed in this process.
 pub fn change(level: Option<LogLevel>) -> Result<LogReport, ControlError> {
     let before = *lock(&LEVEL);
     let report = LogReport { pid: std::process::id(), before, level: level.unwrap_or(before) };
@@ -97,7 +97,7 @@ pub fn change(level: Option<LogLevel>) -> Result<LogReport, ControlError> {
     }
     let tell = || tracing::info!(before = before.as_str(), level = report.level.as_str(), "the log level was changed");
     let is_less = filter(report.level) < filter(before);
-    // At the level that shows more of the two.
+    // Logged at the more verbose of the two levels.
     if is_less {
         tell();
     }
@@ -120,7 +120,7 @@ pub fn report_end(failure: &StackError) {
     if let Some(advice) = failure.advice() {
         line.put("try", Value::from(one_line(advice)));
     }
-    // Where standard error is closed, the exit status has to do.
+    // If standard error is closed, only the exit status remains.
     writeln!(io::stderr(), "{}", Value::Object(line.fields)).ok();
 }
 
@@ -132,10 +132,10 @@ fn filter(level: LogLevel) -> LevelFilter {
     level.as_str().parse().expect("filters have the same names")
 }
 
-/// How lines are made, and how many.
+/// The format of lines, and the limits for their number.
 struct Lines {
     json: bool,
-    /// By call site; there are as many as there are call sites.
+    /// By call site; the number of call sites is limited.
     quotas: Mutex<HashMap<Identifier, Quota>>,
 }
 
@@ -148,7 +148,7 @@ struct Quota {
 }
 
 impl Quota {
-    /// How many lines were left out before this one, if it may be logged.
+    /// If the line may be logged, how many were suppressed before it.
     fn take(&mut self, now: Instant) -> Option<u64> {
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= WINDOW) {
             (self.since, self.told) = (Some(now), 0);
@@ -177,7 +177,7 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        // A line that is left out is not formatted.
+        // A suppressed line is not formatted.
         let Some(left_out) = self.left_out_before(event) else { return Ok(()) };
         let mut line = LogLine::begin(*event.metadata().level());
         event.record(&mut line);
@@ -205,7 +205,7 @@ struct LogLine {
 impl LogLine {
     fn begin(level: Level) -> LogLine {
         let mut time = String::new();
-        // A clock before 1970 has no form.
+        // A time before 1970 cannot be formatted.
         let _ = SystemTime.format_time(&mut Writer::new(&mut time));
         let mut line = LogLine { fields: Map::new() };
         line.put("time", Value::from(time));
@@ -217,7 +217,7 @@ impl LogLine {
         self.fields.insert(name.to_owned(), value);
     }
 
-    /// For people: time, level, message, and what else there is.
+    /// Text for people: time, level, message, and the other fields.
     fn to_text(&self) -> String {
         let text = |name: &str| self.fields.get(name).and_then(Value::as_str).unwrap_or_default();
         let mut words = format!("{} {:>5} {}", text("time"), text("level").to_ascii_uppercase(), text("message"));
@@ -253,7 +253,7 @@ impl Visit for LogLine {
     }
 }
 
-/// The last lines of a place of the program, each with its number among all.
+/// The last lines of a call site, each with its number among all lines.
 type KeptLines = VecDeque<(u64, Map<String, Value>)>;
 
 /// Lines by call site.
@@ -285,7 +285,7 @@ fn cut(value: &Value) -> Value {
     }
 }
 
-/// The last warnings and errors, at most so many, oldest first.
+/// The last warnings and errors, at most `most` of them, oldest first.
 pub fn last(most: usize) -> Vec<Map<String, Value>> {
     let recent = lock(&RECENT);
     let mut lines: Vec<_> = recent.by_place.values().flatten().collect();
@@ -293,7 +293,7 @@ pub fn last(most: usize) -> Vec<Map<String, Value>> {
     lines[lines.len().saturating_sub(most)..].iter().map(|(_, line)| line.clone()).collect()
 }
 
-/// In one line, and without what moves a cursor.
+/// The text in one line, without characters that move the cursor.
 fn one_line(text: &str) -> String {
     printable(&text.trim_end().replace(['\n', '\r', '\t'], " ")).into_owned()
 }

@@ -1,7 +1,7 @@
-//! What is to be served, and by what names: pure values, checked before anything is opened.
+//! What is to be served, and by which names: pure values, checked before anything is opened.
 //!
-//! NBD knows no names of hosts. So a namespace of a subsystem that is only for some hosts is offered over NBD only if the
-//! plan gives it a name there.
+//! NBD has no host names. So a namespace in a subsystem that only certain hosts may use is served over NBD only if the
+//! plan gives it an NBD name.
 
 pub mod config;
 
@@ -21,21 +21,21 @@ use sealblock_stack::{Access, Cause, StackError, Usage};
 
 use crate::exports::listeners::{Inherited, Place};
 
-/// What the names of subsystems that have none begin with.
+/// The prefix of the names of subsystems without a configured name.
 pub const NQN_PREFIX: &str = "nqn.2026-11.io.sealblock:";
-/// Longest name that is made from a target's, in bytes.
+/// The maximum bytes of a name made from a target.
 const MAX_NAME_BYTES: usize = 64;
-/// Longest name of an export, in bytes ("String encoding" of the protocol).
+/// The maximum bytes of an export name ("String encoding" in the protocol).
 const MAX_EXPORT_NAME_BYTES: usize = 4096;
 /// The default address to listen on: loopback, and the port of NVMe/TCP.
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), NVME_TCP_PORT);
 
 /// The names of protocols in JSON.
 pub const NVME: &str = "nvme";
-/// That of NBD.
+/// The name of NBD.
 pub const NBD: &str = "nbd";
 
-/// Where to listen for clients of a protocol; may be nowhere.
+/// Where to listen for clients of a protocol; possibly nowhere.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Listening {
     /// Addresses.
@@ -49,19 +49,19 @@ pub struct Listening {
 pub struct Plan {
     /// Where to listen; never empty.
     pub listeners: Vec<SocketAddr>,
-    /// Sockets that a service manager has opened; those of a protocol stand in its listeners instead of all others.
+    /// Sockets from a service manager; if there are any for a protocol, they are its only listeners.
     pub inherited: Inherited,
-    /// What discovery names instead, for some of these.
+    /// For some of these, the addresses that discovery reports instead.
     pub advertised: Vec<(SocketAddr, SocketAddr)>,
     /// Where to listen for clients of other protocols, by the protocol's name in JSON.
     pub listening: BTreeMap<&'static str, Listening>,
-    /// Whether every target has to open at the start.
+    /// True if every target must open at the start.
     pub strict: bool,
-    /// Cores to serve on, where that is said.
+    /// The number of cores to serve on, if configured.
     pub cores: Option<NonZeroUsize>,
-    /// What hosts may make the server hold.
+    /// The limits for what hosts can make the server hold.
     pub limits: Limits,
-    /// The subsystems; never empty, and no two of one name.
+    /// The subsystems; never empty, and no two have the same name.
     pub subsystems: Vec<SubsystemPlan>,
 }
 
@@ -70,13 +70,13 @@ pub struct Plan {
 pub struct SubsystemPlan {
     /// Its name.
     pub nqn: Nqn,
-    /// Who may connect.
+    /// The hosts that may connect.
     pub hosts: Hosts,
-    /// Its serial number; from its name unless given.
+    /// Its serial number [default: derived from its name].
     pub serial: Option<String>,
-    /// Its model number; the program's name unless given.
+    /// Its model number [default: the program's name].
     pub model: Option<String>,
-    /// Its namespaces, no two of one identifier. There may be none yet.
+    /// Its namespaces; no two have the same identifier. The list may be empty.
     pub namespaces: Vec<NamespacePlan>,
 }
 
@@ -85,53 +85,53 @@ pub struct SubsystemPlan {
 pub struct NamespacePlan {
     /// Its identifier, from 1.
     pub nsid: u32,
-    /// What it is.
+    /// The target.
     pub target: TargetName,
     /// What hosts see of its protection information.
     pub protection: PiVisibility,
-    /// Whether it takes no changes.
+    /// True if it refuses changes.
     pub read_only: bool,
-    /// Whether a device that may lack what was written last is served, too: for reading only, unless a mirror on another host puts it
-    /// right.
+    /// True if a device that may lack the last writes is served too: read-only, unless a mirror on another host repairs
+    /// it.
     pub accept_older: bool,
-    /// Whether volumes move blocks to lie beside their neighbours while they are idle.
+    /// True if idle volumes move blocks to be beside their neighbours.
     pub relocate: bool,
-    /// What it is opened for, should it be a member of a group.
+    /// What it is opened for, if it is a member of a group.
     pub usage: Usage,
-    /// Its identity; the volume's own, or one from its name, unless given.
+    /// Its identity [default: the volume's own, or one derived from its name].
     pub uuid: Option<[u8; 16]>,
     /// When and how it is scrubbed.
     pub scrub: Settings,
-    /// The name of its NBD export, where that is said.
+    /// The name of its NBD export, if configured.
     pub nbd: Option<String>,
-    /// As which block device of this machine's kernel it is served besides, if it is.
+    /// The block device of this machine's kernel as which it is served too, if any.
     pub block_device: Option<BlockDevicePlan>,
 }
 
-/// How a target becomes a block device of this machine's kernel.
+/// How a target is attached as a block device of this machine's kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BlockDevicePlan {
-    /// N of `/dev/ublkbN`; the next free one if nothing is said.
+    /// N of `/dev/ublkbN` [default: the next free one].
     pub number: Option<u32>,
-    /// Queues, and cores to serve them.
+    /// The number of queues, and of the cores that serve them.
     pub queues: u16,
-    /// Requests of a queue at once.
+    /// Requests of a queue at a time.
     pub depth: u16,
     /// How the kernel protects blocks.
     pub guard: Option<HostGuard>,
-    /// It takes no writes.
+    /// True if it refuses writes.
     pub read_only: bool,
-    /// Bits that change on the way, in proofs.
+    /// Bits that are changed in between, for proofs.
     pub tampering: Option<Tampering>,
 }
 
 impl BlockDevicePlan {
-    /// Requests of a queue at once, unless said otherwise.
+    /// The default number of requests of a queue at a time.
     pub const DEFAULT_DEPTH: u16 = 128;
 }
 
 impl NamespacePlan {
-    /// What the target is opened to do.
+    /// What the target is opened for: reading or writing.
     pub fn access(&self) -> Access {
         match (self.read_only, self.relocate) {
             (true, _) => Access::Read,
@@ -140,7 +140,7 @@ impl NamespacePlan {
         }
     }
 
-    /// The same, where the target may lack what was written last.
+    /// The same for a target that may lack the last writes.
     pub fn access_to_older(&self) -> Access {
         match (self.read_only, self.usage) {
             (false, Usage::AsMember) => self.access().of_replica(),
@@ -150,7 +150,7 @@ impl NamespacePlan {
 }
 
 impl Plan {
-    /// These subsystems, at the default address and with the default limits.
+    /// A plan with these subsystems, the default address and the default limits.
     pub fn new(subsystems: Vec<SubsystemPlan>) -> Plan {
         Plan {
             listeners: vec![DEFAULT_LISTEN],
@@ -175,10 +175,11 @@ impl Plan {
         self
     }
 
-    /// Refuses what could only fail later with a worse reason.
+    /// Refuses what would otherwise fail only later, with a less helpful reason.
     ///
     /// # Errors
-    /// Bad usage: a file that is served twice, two NBD exports of one name, a listener for NBD that has nothing to offer.
+    /// Bad usage: a file that is served twice, two NBD exports with the same name, or a listener for NBD without
+    /// exports.
     pub fn check(&self) -> Result<(), StackError> {
         let mut seen = BTreeSet::<PathBuf>::new();
         for target in self.targets() {
@@ -194,28 +195,28 @@ impl Plan {
         if self.has_nbd() { check_exports(&self.subsystems) } else { Ok(()) }
     }
 
-    /// Whether NBD clients are listened for.
+    /// True if the plan listens for NBD clients.
     pub fn has_nbd(&self) -> bool {
         !self.places_of(NBD).is_empty()
     }
 
-    /// Where hosts are listened for.
+    /// Where the plan listens for NVMe hosts.
     pub fn places(&self) -> Vec<Place> {
         self.listeners.iter().copied().map(Place::Tcp).collect()
     }
 
-    /// Where clients of another protocol are listened for.
+    /// Where the plan listens for clients of another protocol.
     pub fn places_of(&self, protocol: &str) -> Vec<Place> {
         let Some(Listening { addresses, sockets }) = self.listening.get(protocol) else { return Vec::new() };
         addresses.iter().copied().map(Place::Tcp).chain(sockets.iter().cloned().map(Place::Unix)).collect()
     }
 
-    /// Every target of every namespace.
+    /// All targets of all namespaces.
     pub fn targets(&self) -> impl Iterator<Item = &TargetName> {
         self.subsystems.iter().flat_map(|subsystem| subsystem.namespaces.iter().map(|namespace| &namespace.target))
     }
 
-    /// A warning for a configuration that is valid and may be a mistake.
+    /// Warnings about a configuration that is valid but may be a mistake.
     pub fn warnings(&self) -> impl Iterator<Item = &'static str> {
         const OPEN: &str = "every host that reaches this address may connect, without authentication; \
              --allow-host restricts hosts by name, which prevents mistakes but not attacks";
@@ -228,13 +229,13 @@ impl Plan {
     }
 }
 
-/// Whether others than this machine may reach one of these.
+/// True if other machines may reach one of these.
 fn is_reachable(addresses: &[SocketAddr]) -> bool {
     addresses.iter().any(|address| !address.ip().to_canonical().is_loopback())
 }
 
-/// The export name of a namespace for NBD clients, if it has one: the configured name; else that of the
-/// subsystem without our prefix, with the namespace's number behind it but for the first.
+/// The export name of a namespace for NBD clients, if it has one. It is the configured name, or else that of the
+/// subsystem without our prefix, followed by the namespace's number unless it is the first.
 pub fn export_name(subsystem: &SubsystemPlan, namespace: &NamespacePlan) -> Option<String> {
     if let Some(name) = &namespace.nbd {
         return Some(name.clone());
@@ -248,7 +249,7 @@ pub fn export_name(subsystem: &SubsystemPlan, namespace: &NamespacePlan) -> Opti
     Some(if is_first { name.to_owned() } else { format!("{name}/{}", namespace.nsid) })
 }
 
-/// Refuses names of exports that are taken or too long, and exports that would all stay away.
+/// Refuses export names that are in use or too long, and plans in which no namespace would be exported.
 fn check_exports(subsystems: &[SubsystemPlan]) -> Result<(), StackError> {
     let refused = |why: String| StackError::new(Cause::Usage, "serve over NBD", why);
     let mut seen = BTreeMap::new();
@@ -277,8 +278,9 @@ fn check_exports(subsystems: &[SubsystemPlan]) -> Result<(), StackError> {
     Ok(())
 }
 
-/// The limits of NBD connections: those that mean the same. The rest are the protocol's own. The longest request stays what
-/// clients assume that do not ask, since the protocol lets a server end the connection over a longer one.
+/// The limits of NBD connections: those that correspond to NVMe limits are taken from these. The others are the
+/// protocol's defaults. The longest request stays what clients assume that do not ask, because the protocol permits a
+/// server to disconnect a client that sends a longer one.
 pub fn nbd_limits(limits: &Limits) -> nbd::Limits {
     let mut own = nbd::Limits {
         connections: limits.connections,
@@ -293,7 +295,7 @@ pub fn nbd_limits(limits: &Limits) -> nbd::Limits {
     own
 }
 
-/// A name for the subsystem of each target, no two alike.
+/// A name for the subsystem of each target; no two are equal.
 pub fn names(targets: &[TargetName]) -> Vec<Nqn> {
     let mut taken = BTreeSet::new();
     let mut nqns = Vec::with_capacity(targets.len());
@@ -307,7 +309,7 @@ pub fn names(targets: &[TargetName]) -> Vec<Nqn> {
     nqns
 }
 
-/// A name for a target: its file's, or its kind's, in characters that need no quotes anywhere.
+/// A name for a target: that of its file or of its kind, in characters that need no quoting anywhere.
 fn name_of(target: &TargetName) -> String {
     let raw = match target {
         TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux { path, .. } => {
@@ -334,19 +336,20 @@ pub fn shell_word(name: &str) -> String {
     }
 }
 
-/// How hosts name a namespace as a target: by its number where the subsystem has several, and as a host that may come.
+/// The name of a namespace as a target for hosts: with its number if the subsystem has several, and with the name of a
+/// host that may connect.
 pub fn namespace_uri(address: SocketAddr, nqn: &str, nsid: Option<u32>, host: Option<&str>) -> String {
     let nsid = nsid.map_or(String::new(), |nsid| format!("/{nsid}"));
     let as_host = host.map_or(String::new(), |host| format!("?hostnqn={}", encode(host, ":")));
     format!("nvme+tcp://{}:{}/{}{nsid}{as_host}", host_text(address).1, address.port(), encode(nqn, ":"))
 }
 
-/// How clients name an NBD export as a target.
+/// The name of an NBD export as a target for clients.
 pub fn export_uri(address: SocketAddr, name: &str) -> String {
     format!("nbd://{}:{}/{}", host_text(address).1, address.port(), encode(name, ":/"))
 }
 
-/// How clients write an address, alone and in a URI.
+/// An address as clients write it, alone and in a URI.
 pub fn host_text(address: SocketAddr) -> (String, String) {
     // The operator fills in an address of this machine that the hosts can reach.
     let host = if address.ip().is_unspecified() { "HOST".to_owned() } else { address.ip().to_string() };
@@ -354,7 +357,7 @@ pub fn host_text(address: SocketAddr) -> (String, String) {
     (host, in_uri)
 }
 
-/// The address by which this machine's own clients reach a listener.
+/// The address by which clients on this machine reach a listener.
 pub fn on_this_machine(listener: SocketAddr) -> SocketAddr {
     let port = listener.port();
     match listener {
@@ -364,18 +367,18 @@ pub fn on_this_machine(listener: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Reads `ADDR:PORT`, or an address alone for the usual port of NVMe/TCP.
+/// Parses `ADDR:PORT`, or an address alone with the default port of NVMe/TCP.
 ///
 /// # Errors
-/// What is to be written instead.
+/// What to write instead.
 pub fn nvme_address(text: &str) -> Result<SocketAddr, String> {
     address(text, NVME_TCP_PORT)
 }
 
-/// Reads `ADDR:PORT`, or an address alone for the usual port of NBD.
+/// Parses `ADDR:PORT`, or an address alone with the default port of NBD.
 ///
 /// # Errors
-/// What is to be written instead.
+/// What to write instead.
 pub fn nbd_address(text: &str) -> Result<SocketAddr, String> {
     address(text, NBD_PORT)
 }

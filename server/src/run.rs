@@ -1,4 +1,4 @@
-//! From start to end: what signals mean, and the watch over the files that are served.
+//! The server from start to end: what signals do, and the watch over the served files.
 
 pub mod attach;
 pub mod service;
@@ -26,29 +26,30 @@ use crate::run::service::{Hangups, ServiceState, notify};
 use crate::server::Server;
 use crate::status::server_info::started_unix_s;
 
-/// How long a core that was busy looks for work before it sleeps, in microseconds: longer than a host on a fast network takes to
-/// ask again. A core that finds none a few times in a row sleeps at once, so an idle server burns nothing.
+/// How long a core that was busy polls for work before it sleeps, in microseconds: longer than a host on a fast network
+/// needs to send the next request. A core that finds no work a few times in a row sleeps at once, so an idle server
+/// uses no CPU time.
 pub(crate) const SPIN_US: u32 = 50;
-/// Time for tasks of the cores that are left when everything is closed.
+/// Time for remaining tasks of the cores after everything is closed.
 pub(crate) const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
-/// How often files are looked at.
+/// The interval between checks of the files.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Serves until a signal ends it, and reports to `events`. `again` rebuilds the plan on SIGHUP.
+/// Serves until a signal ends it, and reports to `events`. `again` makes the plan anew on SIGHUP.
 ///
 /// # Errors
-/// What kept it from being served, or from being left clean.
+/// If the plan could not be served, or the devices could not be closed cleanly.
 pub fn run(
     plan: &Plan,
     events: EventSink,
     control: Option<&ControlSocket>,
     again: impl Fn() -> Result<Plan, StackError>,
 ) -> Result<(), StackError> {
-    // Settled before anything is opened.
+    // Recorded before anything is opened.
     started_unix_s();
     let cores = cores_of(plan.cores);
     let failed = |error| sealblock_stack::start_error(&error);
-    // This thread only gives orders; blocks are the cores' business.
+    // This thread only coordinates; the cores handle blocks.
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).map_err(failed)?;
     let cores =
         Cores::start(Placement::Count(cores), Config { spin_us: SPIN_US, ..Config::default() }).map_err(failed)?;
@@ -57,7 +58,8 @@ pub fn run(
     let (ended, served) = lived.unwrap_or_else(|failure| (Ended::Gone, Err(failure)));
     match ended {
         Ended::Gone => _ = cores.shutdown(SHUTDOWN_GRACE),
-        // Commands for a block device that is still there end with the process and not before, and a core waits for its commands.
+        // Commands for a block device that still exists end only with the process, and a core would wait for its
+        // commands.
         Ended::Left => std::mem::forget(cores),
     }
     served?;
@@ -65,16 +67,16 @@ pub fn run(
     Ok(())
 }
 
-/// How many cores to serve on: what is said, but no more than there are CPUs, since two threads on one only get in each
-/// other's way; else all up to eight. A host opens a connection for each CPU of its own and all of them spread, but a
-/// volume's work stays on one core, so that further ones seldom pay for their memory.
+/// The number of cores to serve on: the configured number, but no more than there are CPUs, because two threads on one
+/// CPU only disturb each other; by default all CPUs up to eight. A host opens a connection for each of its CPUs and
+/// these are spread over the cores, but a volume's work stays on one core, so more cores are seldom worth their memory.
 fn cores_of(said: Option<NonZeroUsize>) -> usize {
     const MAX_DEFAULT_CORES: usize = 8;
     let cpus = available_parallelism().map_or(1, usize::from);
     said.map_or(cpus.min(MAX_DEFAULT_CORES), |said| said.get().min(cpus))
 }
 
-/// From the first signal that is heard to the last device that is closed; an error if nothing came to be.
+/// Runs from the first signal handler until the last device is closed; an error if nothing could be served.
 async fn live(
     plan: &Plan,
     cores: &Cores,
@@ -82,7 +84,7 @@ async fn live(
     control: Option<&ControlSocket>,
     again: impl Fn() -> Result<Plan, StackError>,
 ) -> Result<(Ended, Result<(), StackError>), StackError> {
-    // From here on a signal is an order to end in good order, even while volumes are being opened.
+    // From here on a signal requests an orderly end, even while volumes are being opened.
     let mut signal = shutdown_signal();
     // The first poll installs its handlers.
     let _ = (&mut signal).now_or_never();
@@ -103,20 +105,20 @@ async fn live(
     Ok((ended, served.and(closed)))
 }
 
-/// What the server is to do next.
+/// What the server does next.
 enum NextAction {
-    /// End.
+    /// Ends.
     End(io::Result<Signal>),
-    /// Read the configuration again.
+    /// Reloads the configuration.
     Reload,
-    /// Change a size.
+    /// Changes a size.
     Resize(ResizeRequest),
-    /// Serve what is open now, or know that it is still not.
+    /// Serves a target that is open now, or records that it still is not.
     Admit(Box<OpenAttempt>),
 }
 
-/// Waits for the next action. Actions are serialized: a signal during a resize takes effect after the resize, which has a time
-/// limit.
+/// Waits for the next action. Actions are executed one after the other: a signal during a resize takes effect after the
+/// resize, which has a time limit.
 async fn next(server: &mut Server, signal: &mut ShutdownSignal, hangups: &Hangups, control: &Control) -> NextAction {
     let turns = [
         signal.map(NextAction::End).boxed_local(),
@@ -197,8 +199,8 @@ async fn take_plan(server: &mut Server, again: &impl Fn() -> Result<Plan, StackE
     Ok(())
 }
 
-/// Watches the files under served targets, until the process ends: logs when one is deleted, renamed, replaced or truncated, and when that
-/// is undone. On a thread of its own: a file system may be long in answering.
+/// Watches the files of served targets until the process ends: logs when one is deleted, renamed, replaced or
+/// truncated, and when that is undone. On a separate thread, because a file system may be slow.
 fn watch_files() -> io::Result<()> {
     let check = || loop {
         thread::sleep(FILE_CHECK_INTERVAL);

@@ -1,7 +1,7 @@
 //! The server: the open devices and offered namespaces, and the change to a new plan.
 //!
-//! A change has two steps: first everything that can fail, while the old state is served; then the exports change what they
-//! offer. So a plan that fails changes nothing. The first plan is a change from an empty server.
+//! A change has two steps: first everything that can fail, while the old state is served; then the exports change what
+//! they serve. So a plan that fails changes nothing. The first plan is a change from an empty server.
 
 mod served;
 
@@ -41,15 +41,15 @@ pub struct Server {
     devices: DeviceTable,
 }
 
-/// Devices that are ready to be offered; the exports are ready to offer them.
+/// Devices that are ready to be served, when the exports are prepared too.
 struct Prepared {
     wanted: Subsystems,
     waiting: Vec<Waiting>,
 }
 
 impl Server {
-    /// A server that offers nothing yet, on these cores, of which there is at least one. `attaches` is why they can serve no block devices
-    /// of the kernel, if they cannot.
+    /// A server that serves nothing yet, on these cores; there must be at least one. `attaches` is the reason why these
+    /// cores cannot serve block devices of the kernel, if they cannot.
     pub fn new(
         cores: Vec<CoreHandle>,
         limits: &Limits,
@@ -65,12 +65,12 @@ impl Server {
         })
     }
 
-    /// Connections now.
+    /// The current number of connections.
     pub fn connections(&self) -> usize {
         self.exports.connections()
     }
 
-    /// True if the plan has limits that take effect at the next start only.
+    /// True if the plan has limits that take effect only at the next start.
     pub fn waits_for_restart(&self, plan: &Plan) -> bool {
         plan.limits != self.limits
     }
@@ -78,7 +78,7 @@ impl Server {
     /// Applies the plan. What the plan does not change is not touched.
     ///
     /// # Errors
-    /// Why the plan cannot be applied; nothing was changed then.
+    /// If the plan cannot be applied; then nothing has changed.
     pub async fn change(&mut self, plan: &Plan) -> Result<(), StackError> {
         self.openings.end_tries(&self.devices).await;
         let mut fresh = Vec::new();
@@ -87,18 +87,19 @@ impl Server {
             Ok(prepared) => prepared,
             Err(failure) => {
                 let devices = fresh.into_iter().filter_map(Rc::into_inner);
-                // Devices opened for a failed plan were not written to. A failure to close them would hide the first failure.
+                // The devices opened for a failed plan have not been written. A failure to close them would hide the
+                // first error.
                 self.devices.close(devices).await.ok();
                 return Err(failure);
             }
         };
         self.apply(plan, prepared).await?;
-        // Devices that were opened and cannot be offered; they were not written to.
+        // These devices were opened but cannot be served; they have not been written.
         self.devices.close(fresh.into_iter().filter_map(Rc::into_inner)).await.ok();
         Ok(())
     }
 
-    /// Opens new devices and binds new listeners. `fresh` has what was opened, also after a failure.
+    /// Opens new devices and binds new listeners. `fresh` gets what was opened, even after a failure.
     async fn prepare(&mut self, plan: &Plan, fresh: &mut Vec<Rc<ServedDevice>>) -> Result<Prepared, StackError> {
         let (mut wanted, mut waiting, mut taken) = (BTreeMap::new(), Vec::new(), Identities::new());
         let mut devices = self.open_all(plan, fresh).await?.into_iter();
@@ -121,11 +122,11 @@ impl Server {
         Ok(Prepared { wanted, waiting })
     }
 
-    /// The devices of all namespaces in the order of the plan: those that are open already, and new ones, opened concurrently, which
-    /// are in `fresh`, too.
+    /// The devices of all namespaces in the order of the plan: those that are already open, and new ones, opened
+    /// concurrently, which are also added to `fresh`.
     ///
     /// # Errors
-    /// If the plan contradicts a device that is open already.
+    /// If the plan contradicts a device that is already open.
     async fn open_all(
         &self,
         plan: &Plan,
@@ -149,12 +150,13 @@ impl Server {
         Ok(devices.into_iter().map(|(device, _)| device).collect())
     }
 
-    /// The device that is open already for this namespace.
+    /// The device that is already open for this namespace.
     async fn known(&self, nqn: &Nqn, plan: &NamespacePlan) -> Result<Option<Rc<ServedDevice>>, StackError> {
         let at_its_place = self.offered.get(nqn).and_then(|subsystem| subsystem.spaces.get(&plan.nsid));
         let spaces = || self.offered.values().flat_map(|subsystem| subsystem.spaces.values());
         let has_its_uuid = |space: &OfferedNamespace| plan.uuid.is_some() && space.plan.uuid == plan.uuid;
-        // Two memory targets are two devices, unless they are given one identity; a path is one device wherever it is offered.
+        // Two memory targets are two devices, unless they have the same configured identity; a path is one device
+        // wherever it is served.
         let elsewhere = spaces().filter(|space| plan.target.path().is_some() || has_its_uuid(space));
         for space in at_its_place.into_iter().chain(elsewhere) {
             match fit(&space.device, plan).await {
@@ -176,7 +178,8 @@ impl Server {
             let refused = StackError::new(Cause::Refused, doing, why).on(&plan.target);
             Err(refused.advise("remove it first, or restart the server"))
         };
-        // Opened a second time, it would get changes by one way while those of the other are in flight; and memory would be another one.
+        // If it were opened a second time, changes would come in two ways at once; and memory would be a different
+        // device.
         let is_place = |space: &OfferedNamespace| at_its_place.is_some_and(|own| std::ptr::eq(own, space));
         let is_named = |space: &OfferedNamespace| {
             (plan.target.path().is_some() || is_place(space) || has_its_uuid(space))
@@ -185,7 +188,7 @@ impl Server {
         if spaces().any(is_named) {
             return refused("change read_only, relocate or as_member", "it is served with the other setting");
         }
-        // Hosts would find other content behind an identity that they know.
+        // Hosts would find other content under an identity that they know.
         if spaces().any(|space| has_its_uuid(space) && is_volatile(&space.plan.target)) {
             return refused(
                 "change the target of a uuid",
@@ -195,7 +198,7 @@ impl Server {
         Ok(None)
     }
 
-    /// Offers the prepared plan. A failure here is a bug or a core that has stopped.
+    /// Applies the prepared plan. A failure here is a bug, or a core has stopped.
     async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), StackError> {
         let Prepared { wanted, waiting } = prepared;
         self.openings.replace(waiting);
@@ -206,13 +209,14 @@ impl Server {
         self.exports.listen(plan).await?;
         self.configure_scrubs().await;
         let devices: Vec<_> = before.into_values().flat_map(|old| old.spaces.into_values()).map(|s| s.device).collect();
-        // Devices without another owner are offered by no namespace.
+        // Devices without another owner are no longer served by any namespace.
         let going: Vec<ServedDevice> = devices.into_iter().filter_map(Rc::into_inner).collect();
         self.wait_until_idle(&going).await;
         self.devices.close(going).await
     }
 
-    /// Waits for commands in flight on removed devices, up to the drain time: closing the volume would fail them.
+    /// Waits for commands in flight on removed devices, up to the drain time, because closing the volume would fail
+    /// them.
     async fn wait_until_idle(&self, devices: &[ServedDevice]) {
         let deadline = now() + self.limits.drain;
         while devices.iter().any(ServedDevice::is_used) {
@@ -229,7 +233,7 @@ impl Server {
         self.openings.next_tried(&self.devices).await
     }
 
-    /// Offers the namespace that an attempt has opened; returns what is newly served.
+    /// Serves the namespace that an attempt has opened; returns what is newly served.
     pub async fn admit(&mut self, OpenAttempt { nqn, nsid, device }: OpenAttempt) -> Option<OpenedInfo> {
         let waiting = self.openings.find(&nqn, nsid)?;
         let device = match device {
@@ -249,14 +253,14 @@ impl Server {
             }
             Err(failure) => {
                 self.openings.find(&nqn, nsid)?.failed(failure);
-                // The device was not written to; a failure to close it would hide why it is not offered.
+                // The device has not been written; a failure to close it would hide why it is not served.
                 self.devices.close(Rc::into_inner(device)).await.ok();
                 None
             }
         }
     }
 
-    /// Offers a namespace whose target was not open; returns the name of its NBD export.
+    /// Serves a namespace whose target was not open; returns the name of its NBD export.
     async fn offer(
         &mut self,
         nqn: &Nqn,
@@ -274,10 +278,11 @@ impl Server {
         Ok(names.into_iter().find(|export| export.protocol == NBD).map(|export| export.name))
     }
 
-    /// Resizes a namespace's volume in use and notifies hosts.
+    /// Resizes the volume of a namespace in use, and notifies hosts.
     ///
     /// # Errors
-    /// Why the size did not change. The volume is still served, unless the reason says otherwise.
+    /// If the size did not change; the error has the reason. The volume is still served unless the error says
+    /// otherwise.
     pub async fn resize(&mut self, nqn: &str, nsid: u32, size: ByteCount) -> Result<ResizeReport, StackError> {
         let offered = self.offered.iter().find(|(name, _)| name.as_str() == nqn);
         let space = offered.and_then(|(_, offered)| offered.spaces.get(&nsid));
@@ -285,7 +290,7 @@ impl Server {
         let device = Rc::clone(&space.ok_or_else(gone)?.device);
         self.exports.check_resize(&device)?;
         let ResizeResult { device: seen, result: outcome } = device.resize(size).await?;
-        // A failed resize leaves the old size: there is nothing to publish.
+        // After a failed resize the size is the old one, so there is nothing to publish.
         if let Some(seen) = seen.filter(|seen| seen.geometry() != device.shared().geometry()) {
             device.state.report_resized(seen.geometry().capacity_blocks);
             device.set_shared(seen);
@@ -300,10 +305,11 @@ impl Server {
         join_all(spaces.map(|space| space.device.handle.configure_scrub(space.plan.scrub))).await;
     }
 
-    /// Waits for commands in flight and closes every volume cleanly. [`Ended::Left`] if a block device is in use and stays.
+    /// Waits for commands in flight and closes every volume cleanly. [`Ended::Left`] if a block device is in use and
+    /// stays.
     ///
     /// # Errors
-    /// The first volume that could not be closed.
+    /// The error of the first volume that could not be closed.
     pub async fn end(mut self) -> (Ended, Result<(), StackError>) {
         let ended = self.exports.leave().await;
         self.openings.end_tries_soon(&self.devices).await;
@@ -314,7 +320,7 @@ impl Server {
     }
 }
 
-/// Refuses to start if no target opens: the operator sees the error, or the service manager tries again.
+/// Refuses to start if no target opens, so that the operator sees the error, or the service manager retries.
 fn refuse_nothing(waiting: &[Waiting]) -> Result<(), StackError> {
     let Some((first, others)) = waiting.split_first() else { return Ok(()) };
     for other in others {

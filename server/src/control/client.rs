@@ -1,7 +1,7 @@
 //! The client side of the control socket: finds the server of a target and sends it commands.
 //!
-//! A target is found by its identity and never by its text. A search queries processes of this user and of root. A socket that
-//! the user has named is queried, too, and its owner is printed.
+//! A target is found by its identity, never by its text. A search queries processes of this user and of root. A socket
+//! that the user names is queried too; if another user owns it, that is printed.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -25,16 +25,16 @@ use crate::status::server::{DeviceStatus, ServerStatus};
 
 /// How long a server may take to respond, except to a resize.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long all servers together may take to respond to a search, but for one that has a file of the target open: that is its server, and
-/// that it is busy does not mean that there is none.
+/// How long all servers together may take to respond to a search. A server that has a file of the target open gets more
+/// time: it is the target's server, and if it is busy, that does not mean that there is none.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a resize may take, behind earlier ones.
+/// How long a resize may take, including the wait for earlier ones.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(120);
-/// Between why and what to try in the one text of [`StackError::reason`].
+/// Separates the reason from the advice in the text of [`StackError::reason`].
 const ADVICE_MARK: &str = "; try: ";
 const ASKING: &str = "query the server";
 const LOOKING: &str = "find the server";
-/// Sockets of other users that are named.
+/// The maximum number of other users' sockets that are named.
 const MAX_FOREIGN: usize = 3;
 
 /// A server that serves the target.
@@ -46,19 +46,19 @@ pub struct FoundServer {
     stranger: Option<String>,
 }
 
-/// Finds the server of a target: the given one, or one of this user or of root. `None` if no server has it.
+/// Finds the server of a target: the given server, or one of this user or of root. `None` if no server has it.
 ///
 /// # Errors
-/// When several serve it, one serves a part of it, or the given server does not respond.
+/// If several servers serve it, one serves a part of it, or the given server does not respond.
 pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>, StackError> {
     look(name, only).map(|(found, _)| found)
 }
 
-/// The same for a command that changes the target here where no server has it. The locks of a server that does not answer protect its files;
-/// nothing protects devices of other servers.
+/// The same for a command that changes the target locally if no server has it. If a server does not respond, its locks
+/// protect files, but nothing protects its devices on other servers.
 ///
 /// # Errors
-/// As [`find`]; and when a server that did not answer may have the target, and no lock tells.
+/// As for [`find`]; also if a server that did not respond may have the target and no lock shows it.
 pub fn find_to_change(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>, StackError> {
     match look(name, only)? {
         (None, Some(path)) if name.identity.as_ref().is_some_and(TargetIdentity::is_remote) => {
@@ -70,7 +70,7 @@ pub fn find_to_change(name: &TargetRef, only: Option<&Path>) -> Result<Option<Fo
     }
 }
 
-/// The server of a target, and the socket of one that did not answer.
+/// The server of a target, and the socket of one that did not respond.
 fn look(name: &TargetRef, only: Option<&Path>) -> Result<(Option<FoundServer>, Option<PathBuf>), StackError> {
     let mut silent = None;
     let request = ControlRequest::new(name, ControlCommand::Find);
@@ -129,7 +129,7 @@ fn look(name: &TargetRef, only: Option<&Path>) -> Result<(Option<FoundServer>, O
     }
 }
 
-/// For how long a process is waited for that may serve the target.
+/// How long to wait for a process that may serve the target.
 fn patience(name: &TargetRef, peer: Option<&Peer>) -> Duration {
     let leaves = name.identity.as_ref().map(TargetIdentity::leaves).unwrap_or_default();
     match peer.and_then(|peer| peer.has_open(&leaves)) {
@@ -145,7 +145,7 @@ fn stranger(peer: Peer, socket: &Path) -> Option<String> {
     Some(user)
 }
 
-/// What a command may add where no server was found: for root, sockets of other users that were not asked.
+/// What a command adds if no server was found: for root, the sockets of other users that were not queried.
 pub fn not_asked() -> Option<String> {
     let foreign = foreign(MAX_FOREIGN);
     let texts: Vec<String> =
@@ -164,12 +164,12 @@ impl FoundServer {
         &self.socket.path
     }
 
-    /// The user of a server that this user need not believe: another one, and not root.
+    /// The user of the server, if this user need not trust it: another user, and not root.
     pub fn stranger(&self) -> Option<String> {
         self.stranger.clone()
     }
 
-    /// True if the target is open there; else the server waits for it.
+    /// True if the target is open there; false if the server waits for it.
     pub fn is_open(&self) -> bool {
         !self.target.waiting
     }
@@ -179,14 +179,15 @@ impl FoundServer {
         std::fs::read_link(format!("/proc/{}/cwd", self.peer.pid?)).ok()
     }
 
-    /// The name that the server has for a member of the mirror, whatever it is called here.
+    /// The server's name for a member of the mirror, whatever its name is here.
     pub fn member(&self, named: &TargetName) -> Option<String> {
         member_of(&self.target.members, named).map(str::to_owned)
     }
 
     /// False if the target is a file, and the process does not have it open.
     fn has_its_file(&self) -> bool {
-        // A target that waits is open nowhere, a mirror may have other members by now, a process of another namespace cannot be looked at.
+        // A target that waits is not open anywhere, a mirror may have other members by now, and a process in another
+        // namespace cannot be inspected.
         match &self.name.identity {
             Some(TargetIdentity::Device { leaves, .. }) if !self.target.waiting => {
                 self.peer.has_open(leaves) != Some(false)
@@ -203,7 +204,7 @@ impl FoundServer {
     /// The state of the scrub.
     ///
     /// # Errors
-    /// Why there is none.
+    /// If it cannot be read; the error has the reason.
     pub fn scrub_status(&self) -> Result<ScrubStatus, StackError> {
         self.scrub_command("read the scrub state", ControlCommand::ScrubStatus)
     }
@@ -211,7 +212,7 @@ impl FoundServer {
     /// Sends a command for the scrub; returns the state of the scrub after it.
     ///
     /// # Errors
-    /// Why the command failed.
+    /// If the command failed; the error has the reason.
     pub fn scrub_command(&self, doing: &str, command: ControlCommand) -> Result<ScrubStatus, StackError> {
         match self.ask(command, RESPONSE_TIMEOUT).map_err(|error| socket_error(&error, self.socket()))? {
             ControlResult::Scrub(status) => Ok(*status),
@@ -222,7 +223,7 @@ impl FoundServer {
     /// Sends a command for a mirror; returns the state of the mirror after it.
     ///
     /// # Errors
-    /// Why the command failed.
+    /// If the command failed; the error has the reason.
     pub fn mirror_command(&self, doing: &str, command: ControlCommand) -> Result<MirrorStatus, StackError> {
         match self.ask(command, RESPONSE_TIMEOUT).map_err(|error| socket_error(&error, self.socket()))? {
             ControlResult::Mirror(status) => Ok(*status),
@@ -230,10 +231,10 @@ impl FoundServer {
         }
     }
 
-    /// Has the server resize the volume.
+    /// Lets the server resize the volume.
     ///
     /// # Errors
-    /// Why the resize failed. After a timeout the server may still execute it.
+    /// If the resize failed; the error has the reason. After a timeout the server may still execute it.
     pub fn resize(&self, size: NonZeroU64) -> Result<ResizeReport, StackError> {
         match self.ask(ControlCommand::Resize { size }, RESIZE_TIMEOUT) {
             Ok(ControlResult::Resized(report)) => Ok(*report),
@@ -254,7 +255,7 @@ impl FoundServer {
     /// The state of the server.
     ///
     /// # Errors
-    /// Why there is no response.
+    /// If there is no response; the error has the reason.
     pub fn server_status(&self) -> Result<ServerStatus, StackError> {
         let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Status);
         let answer = exchange(&self.socket, Some(self.peer), &request, RESPONSE_TIMEOUT);
@@ -262,10 +263,10 @@ impl FoundServer {
     }
 }
 
-/// The state of the server behind a socket, and its user if this user need not believe that one.
+/// The state of the server behind a socket, and its user if this user need not trust it.
 ///
 /// # Errors
-/// Why there is no response.
+/// If there is no response; the error has the reason.
 pub fn query(path: &Path) -> Result<(ServerStatus, Option<String>), StackError> {
     let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Status);
     let answer = exchange(&FoundSocket::named(path), None, &request, RESPONSE_TIMEOUT);
@@ -281,10 +282,11 @@ fn status_of(result: ControlResult, socket: &Path) -> Result<ServerStatus, Stack
     }
 }
 
-/// Sets or reads the log level of the server behind a socket, or of one that was found; with its user as of [`query`].
+/// Sets or reads the log level of the server behind a socket, or of one that was found; returns its user too, as for
+/// [`query`].
 ///
 /// # Errors
-/// Why the command failed.
+/// If the command failed; the error has the reason.
 pub fn log(
     named: Option<&Path>,
     found: Option<&ServerStatus>,
@@ -305,8 +307,8 @@ pub fn log(
     }
 }
 
-/// What the process does with a file if it is a sealblock server, and what to type instead; `None` if it is none or does not
-/// respond. A server must not ask: that could be itself.
+/// What the process does with a file, and what to type instead, if it is a sealblock server; `None` if it is not, or
+/// does not respond. A server must not call this, because the process could be the server itself.
 pub fn server_of_file(pid: u32, path: &Path) -> Option<(String, String)> {
     let server = query_all().into_iter().filter_map(|(_, answer)| answer.ok()).find(|server| server.pid == pid)?;
     let canonical = path.canonicalize().ok()?;
@@ -326,7 +328,7 @@ pub fn server_of_file(pid: u32, path: &Path) -> Option<(String, String)> {
     Some((format!("which serves {target} as {uri}"), advice))
 }
 
-/// The states of all servers of this user and of root, each with its socket, or why there is none.
+/// The states of all servers of this user and of root, each with its socket; or the reason why there is none.
 pub fn query_all() -> Vec<(PathBuf, Result<ServerStatus, StackError>)> {
     let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Status);
     let answers = ask_all(trusted(), &request, |_| SEARCH_TIMEOUT).into_iter();
@@ -338,7 +340,7 @@ pub fn query_all() -> Vec<(PathBuf, Result<ServerStatus, StackError>)> {
     answers.map(status).collect()
 }
 
-/// The failure of a command whose result is not the one that it has when it succeeds.
+/// The error for a command whose result has an unexpected type.
 fn refused(doing: &str, result: ControlResult) -> StackError {
     let problem = match result {
         ControlResult::Error(problem) => problem,
@@ -347,7 +349,7 @@ fn refused(doing: &str, result: ControlResult) -> StackError {
             ControlError::new(ControlErrorKind::Failed, why)
         }
     };
-    // A server sends why and what to try in one text; what to try has a line of its own here.
+    // A server sends reason and advice in one text; here the advice gets its own line.
     let (why, advice) = match problem.why.rsplit_once(ADVICE_MARK) {
         Some((why, advice)) => (why, Some(advice)),
         None => (&*problem.why, None),

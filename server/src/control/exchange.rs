@@ -1,7 +1,7 @@
-//! One request to one server, or one to many at once, with bounds on everything that comes back.
+//! One request to one server, or to many at once, with limits for everything that is received.
 //!
-//! The peer may be broken or hostile. A response is limited in time, bytes and values; its control characters do not reach a
-//! terminal; and the kernel's information about the process is used instead of the process's own.
+//! The peer may be broken or hostile. Time, bytes and values of a response are limited, its control characters do not
+//! reach a terminal, and information about the process comes from the kernel, not from the process.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -19,23 +19,24 @@ use super::protocol::{
     ControlCommand, ControlError, ControlErrorKind, ControlRequest, ControlResponse, ControlResult, VERSION, line_of,
 };
 
-/// Max. bytes of an answer.
+/// The maximum bytes of a response.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
-/// Max. bytes of the state of a server, which may have hundreds of devices.
+/// The maximum bytes of a server's state, which may contain hundreds of devices.
 const MAX_STATUS_BYTES: usize = 8 << 20;
-/// Max. bytes of the answers of all servers that are asked at once.
+/// The maximum bytes of the responses of all servers that are queried at once.
 const MAX_TOTAL_BYTES: usize = 64 << 20;
-/// Max. values of an answer: each takes more memory than bytes.
+/// The maximum number of values in a response; each takes more memory than its bytes.
 const MAX_VALUES: usize = 1 << 18;
-/// Max. bytes of a text in an answer; longer ones are cut off.
+/// The maximum bytes of a text in a response; longer texts are truncated.
 const MAX_TEXT_BYTES: usize = 64 << 10;
 /// Bytes received at once.
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// Sends a request and waits for the answer until a deadline. `expected`, if given, is the process that has to listen there still.
+/// Sends a request and waits for the response until a deadline. `expected`, if given, is the process that must still be
+/// listening there.
 ///
 /// # Errors
-/// Why there is no answer.
+/// If there is no response; the error has the reason.
 pub fn exchange(
     socket: &FoundSocket,
     expected: Option<Peer>,
@@ -81,7 +82,7 @@ fn exchange_until(
     Ok((peer, read(&line, socket, peer)?))
 }
 
-/// Reads an answer.
+/// Parses a response.
 fn read(line: &[u8], socket: &FoundSocket, peer: Peer) -> io::Result<ControlResult> {
     if values_in(line) > MAX_VALUES {
         return Err(io::Error::other(format!("the server's response has more than {MAX_VALUES} values")));
@@ -104,9 +105,9 @@ fn read(line: &[u8], socket: &FoundSocket, peer: Peer) -> io::Result<ControlResu
     })
 }
 
-/// Asks servers at the same time, each in a thread of its own, so that one that hangs does not delay the others. A socket that nobody
-/// listens on is left out. Gives the answers in the order of the sockets. `patience` is for how long a process is waited for, or whoever
-/// listens where none can be reached.
+/// Queries servers at the same time, each in its own thread, so that one that hangs does not delay the others. Sockets
+/// that nobody listens on are left out. Returns the responses in the order of the sockets. `patience` returns how long
+/// to wait for a process, or, if the process is not known, for whoever listens.
 pub fn ask_all(
     sockets: Vec<FoundSocket>,
     request: &ControlRequest,
@@ -114,7 +115,7 @@ pub fn ask_all(
 ) -> Vec<(FoundSocket, io::Result<(Peer, ControlResult)>)> {
     let mut live: Vec<(FoundSocket, Option<(UnixStream, Peer)>)> = Vec::new();
     for socket in sockets {
-        // A full queue is not waited for here, and one that is not trusted is told by its thread.
+        // Here it does not wait if a queue is full; the thread reports sockets that are not trusted.
         match socket.connect(Instant::now()) {
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {}
             _ if live.len() == MAX_SOCKETS => {
@@ -150,7 +151,7 @@ pub fn ask_all(
     results.into_iter().map(|(socket, answer)| (socket, answer.unwrap_or_else(late))).collect()
 }
 
-/// How many values JSON has at least, without reading it into memory.
+/// The minimum number of values in JSON text, determined without reading it into memory.
 fn values_in(line: &[u8]) -> usize {
     let (mut is_text, mut is_escaped, mut values) = (false, false, 1);
     for byte in line {
@@ -165,7 +166,7 @@ fn values_in(line: &[u8]) -> usize {
     values
 }
 
-/// Replaces what would control a terminal, and cuts off long texts.
+/// Replaces characters that would control a terminal, and truncates long texts.
 fn strip_controls(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -178,7 +179,7 @@ fn strip_controls(value: &mut Value) {
         }
         Value::Array(values) => values.iter_mut().for_each(strip_controls),
         Value::Object(fields) => {
-            // Names of operations are printed, too.
+            // Names of operations are printed too.
             if fields.keys().any(|name| printable(name) != **name) {
                 *fields = std::mem::take(fields).into_iter().map(|(name, value)| (printable(&name), value)).collect();
             }
@@ -188,7 +189,7 @@ fn strip_controls(value: &mut Value) {
     }
 }
 
-/// Strips the characters of an untrusted text that control a terminal or turn the direction of writing.
+/// Removes characters from an untrusted text that control a terminal or change the direction of writing.
 pub fn printable(text: &str) -> String {
     sealblock_stack::printable(text).into_owned()
 }
@@ -205,8 +206,8 @@ mod tests {
         ControlRequest::new(&TargetRef::default(), ControlCommand::Status)
     }
 
-    /// A socket behind which each connection is answered like this once its request is read: else one that is closed early could not be
-    /// sent.
+    /// A socket that handles each connection like this after reading its request, because a connection that is closed
+    /// too early could not be sent a response.
     fn answering(path: &Path, answer: impl Fn(UnixStream) + Send + 'static) -> FoundSocket {
         let listener = UnixListener::bind(path).unwrap();
         let after_request = move |stream: UnixStream| {
@@ -287,7 +288,7 @@ mod tests {
     fn no_more_servers_are_asked_than_there_may_be() {
         let folder = tempfile::tempdir().unwrap();
         let at = |number: usize| folder.path().join(format!("{number}.sock"));
-        // A thousand sockets of servers that are gone, and more than enough that are not.
+        // A thousand sockets of servers that have ended, and more than enough of servers that have not.
         (0..1000).for_each(|number| drop(UnixListener::bind(at(number)).unwrap()));
         let listeners: Vec<_> =
             (1000..1000 + MAX_SOCKETS + 6).map(|number| UnixListener::bind(at(number)).unwrap()).collect();

@@ -1,7 +1,8 @@
 //! Folders of control sockets: where they are, and which of them a command may search.
 //!
-//! A directory is opened once, then checked and used by its descriptor, so that it cannot be exchanged between check and use.
-//! A search asks sockets only in folders of this user and of root that no other user can change, and of these only processes of the two.
+//! A folder is opened once, and then checked and used through its descriptor, so that it cannot be replaced between
+//! check and use. A search queries sockets only in folders of this user and of root that no other user can change, and
+//! there only processes of these two users.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -19,11 +20,11 @@ use rustix::fs::{Mode, OFlags};
 
 use super::peer::{Peer, connect_until, user, user_text};
 
-/// Max. sockets of a folder that are asked.
+/// The maximum number of sockets in a folder that are queried.
 pub const MAX_SOCKETS: usize = 64;
-/// Max. entries of a folder that are looked at.
+/// The maximum number of entries in a folder that are examined.
 const MAX_ENTRIES: usize = 4096;
-/// The end of a socket's name.
+/// The extension of a socket's name.
 const SUFFIX: &str = "sock";
 /// The folder of a service.
 const SERVICE: &str = "/run/sealblock";
@@ -37,19 +38,19 @@ pub struct SocketFolder {
     mode: u32,
 }
 
-/// A socket in a folder, or one that was named.
+/// A socket in a folder, or one that the user named.
 #[derive(Clone, Debug)]
 pub struct FoundSocket {
-    /// Where it is, for messages.
+    /// Its path, for messages.
     pub path: PathBuf,
     folder: Option<Arc<SocketFolder>>,
 }
 
 impl SocketFolder {
-    /// Opens a folder; a link to one is not followed.
+    /// Opens a folder; a symbolic link is not followed.
     ///
     /// # Errors
-    /// When it cannot be opened.
+    /// If it cannot be opened.
     pub fn open(path: &Path) -> io::Result<SocketFolder> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
@@ -67,12 +68,13 @@ impl SocketFolder {
         self.owner == user && self.mode & 0o077 == 0
     }
 
-    /// True if what is in it was put there by this user or by root.
+    /// True if its content was put there by this user or by root.
     fn is_trusted(&self, user: u32) -> bool {
         self.is_owners_alone() && (self.owner == user || self.owner == 0)
     }
 
-    /// A path in it that leads through its descriptor, whatever has become of its name; its name where that is not possible.
+    /// A path in it that leads through its descriptor, even if the folder was renamed; if that is not possible, a path
+    /// through its name.
     pub fn at(&self, name: impl AsRef<OsStr>) -> PathBuf {
         let through = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
         let folder = if through.exists() { through } else { self.path.clone() };
@@ -86,7 +88,7 @@ impl SocketFolder {
         names.into_iter().collect()
     }
 
-    /// The sockets in it. What is no socket is left out: a FIFO would make its reader wait.
+    /// The sockets in it. Anything else is left out: a FIFO, for instance, would block its reader.
     fn sockets(self: &Arc<Self>) -> Vec<FoundSocket> {
         let is_socket = |name: &OsString| {
             Path::new(name).extension() == Some(OsStr::new(SUFFIX))
@@ -98,15 +100,16 @@ impl SocketFolder {
 }
 
 impl FoundSocket {
-    /// A socket that the user has named: it is queried whatever process listens there.
+    /// A socket that the user named: it is queried whatever process listens there.
     pub fn named(path: &Path) -> FoundSocket {
         FoundSocket { path: path.to_owned(), folder: None }
     }
 
-    /// Connects. A socket that was not named has to be of a process of root or of this user, and of the folder's owner.
+    /// Connects. If the user did not name the socket, its process must belong to root or this user, and to the folder's
+    /// owner.
     ///
     /// # Errors
-    /// Why not.
+    /// If it cannot connect; the error has the reason.
     pub fn connect(&self, deadline: Instant) -> io::Result<(UnixStream, Peer)> {
         let Some((folder, name)) = self.folder.as_ref().zip(self.path.file_name()) else {
             let stream = connect_until(&self.path, deadline)?;
@@ -123,7 +126,7 @@ impl FoundSocket {
     }
 }
 
-/// The sockets that a search asks: those of this user's servers and of root's, some of which may be gone.
+/// The sockets that a search queries: those of this user's servers and of root's, some of which may have ended.
 pub fn trusted() -> Vec<FoundSocket> {
     let Ok(user) = user() else { return Vec::new() };
     let mut paths: Vec<PathBuf> = candidates(user).collect();
@@ -133,8 +136,8 @@ pub fn trusted() -> Vec<FoundSocket> {
     folders.filter(|folder| folder.is_trusted(user)).flat_map(|folder| Arc::new(folder).sockets()).collect()
 }
 
-/// Sockets of other users, which are not asked, with the owner of each folder: only for root, who alone can reach them all, to name
-/// them. At most so many.
+/// Sockets of other users, with the owner of each folder. They are not queried; only root, who can reach all of them,
+/// gets their names. At most `limit` of them.
 pub fn foreign(limit: usize) -> Vec<(PathBuf, u32)> {
     if user().ok() != Some(0) {
         return Vec::new();
@@ -145,7 +148,8 @@ pub fn foreign(limit: usize) -> Vec<(PathBuf, u32)> {
     };
     let named = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sealblock-"));
     let users = entries("/run/user").into_iter().map(|user| user.join("sealblock"));
-    // What a service manager gives to a service of a user of its own may be a link, which root alone can make there.
+    // The folder that a service manager gives to a service with its own user may be a link, which only root can create
+    // there.
     let service = fs::canonicalize(SERVICE).ok();
     let paths = users.chain(entries("/tmp").into_iter().filter(named)).chain(service);
     let folders = paths.filter_map(|path| SocketFolder::open(&path).ok()).filter(|folder| folder.owner != 0);
@@ -156,7 +160,7 @@ pub fn foreign(limit: usize) -> Vec<(PathBuf, u32)> {
     sockets.take(limit).collect()
 }
 
-/// Folders that may be used, best first, whether or not they are there.
+/// Folders that may be used, the preferred one first, whether or not they exist.
 pub fn candidates(user: u32) -> impl Iterator<Item = PathBuf> {
     let from_environment = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let usual = PathBuf::from(format!("/run/user/{user}"));

@@ -1,4 +1,4 @@
-//! The process behind a Unix socket, as the kernel reports it, and connecting without waiting.
+//! The process behind a Unix socket, as the kernel reports it, and connecting with a time limit.
 
 use std::fs;
 use std::io::{self, Read};
@@ -12,11 +12,11 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use sealblock_runtime_reactor::net::peer_process;
 use sealblock_stack::kernel::leaves::{Leaf, Storage};
 
-/// Between two tries to connect to a socket whose queue is full.
+/// The pause between two attempts to connect to a socket whose queue is full.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Max. descriptors of a process that are looked at.
+/// The maximum number of descriptors of a process that are examined.
 const MAX_DESCRIPTORS: usize = 1 << 16;
-/// Max. bytes of a file of users.
+/// The maximum bytes of a file of users.
 const MAX_USERS_BYTES: u64 = 1 << 20;
 
 /// A process that listens on a socket.
@@ -24,34 +24,35 @@ const MAX_USERS_BYTES: u64 = 1 << 20;
 pub struct Peer {
     /// Its user.
     pub uid: u32,
-    /// Its number; `None` for one of another namespace of processes.
+    /// Its number; `None` for a process in another PID namespace.
     pub pid: Option<u32>,
-    /// When it was started, in ticks since the boot, where that can be read: numbers of processes are used again.
+    /// When it was started, in ticks since boot, if that can be read; process numbers are reused.
     pub(super) started: Option<u64>,
 }
 
 impl Peer {
-    /// The process at the other end.
+    /// The process at the other end of a socket.
     ///
     /// # Errors
-    /// When the kernel has none.
+    /// If the kernel does not know it.
     pub fn of(socket: impl AsFd) -> io::Result<Peer> {
         let (pid, uid) = peer_process(socket)?;
         let pid = Some(pid).filter(|pid| *pid > 0);
         Ok(Peer { uid, pid, started: pid.and_then(start_of) })
     }
 
-    /// True if this process may believe it: it runs as root or as the same user.
+    /// True if this process may trust it: it runs as root or as the same user.
     pub fn is_trusted(&self) -> bool {
         self.uid == 0 || user().is_ok_and(|user| user == self.uid)
     }
 
-    /// Its user by name, as far as the system has one.
+    /// Its user by name, if the system has one.
     pub fn user_text(&self) -> String {
         user_text(self.uid)
     }
 
-    /// Whether the process has one of these files open. `None` where that cannot be seen, or none of them is a file.
+    /// Whether the process has one of these files open. `None` if that cannot be determined, or if none of them is a
+    /// file.
     pub fn has_open(&self, leaves: &[Leaf]) -> Option<bool> {
         let is_file = |leaf: &&Leaf| matches!(leaf.storage, Storage::File { .. });
         let wanted: Vec<Storage> = leaves.iter().filter(is_file).map(|leaf| leaf.storage).collect();
@@ -62,7 +63,7 @@ impl Peer {
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
         let has = |path: &Path| fs::metadata(path).is_ok_and(|about| wanted.contains(&Storage::of(&about)));
         let found = descriptors.take(MAX_DESCRIPTORS).filter_map(Result::ok).any(|open| has(&open.path()));
-        // Another process may have got the number while this was read.
+        // Another process may have got the same number while this was read.
         (start_of(pid) == Some(started)).then_some(found)
     }
 }
@@ -70,7 +71,7 @@ impl Peer {
 /// When a process was started, in ticks since the boot (`proc_pid_stat(5)`, field 22).
 pub fn start_of(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program, in brackets, may have blanks and brackets of its own.
+    // The name of the program, in parentheses, may contain spaces and parentheses.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
@@ -94,10 +95,10 @@ pub fn user_text(uid: u32) -> String {
     }
 }
 
-/// Connects to a socket until a deadline: one whose queue is full makes an ordinary connect wait without end.
+/// Connects to a socket until a deadline; if its queue is full, an ordinary connect would wait forever.
 ///
 /// # Errors
-/// Those of `connect(2)`; [`io::ErrorKind::TimedOut`] while the queue stays full.
+/// The errors of `connect(2)`; [`io::ErrorKind::TimedOut`] if the queue stays full.
 pub fn connect_until(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     loop {

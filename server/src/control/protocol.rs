@@ -1,7 +1,8 @@
 //! The messages of a control socket: a request and a response, each one JSON object on one line.
 //!
-//! Any process that may open the socket sends lines: their length is bounded, and they are checked before a command is executed. A
-//! request of another version is refused with this version's number; unknown fields are skipped, unknown commands are refused.
+//! Any process that may open the socket can send lines, so their length is limited, and they are checked before a
+//! command is executed. A request of another version is refused with the number of this version; unknown fields are
+//! ignored, unknown commands are refused.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
@@ -13,11 +14,11 @@ use crate::status::mirror::MirrorStatus;
 use crate::status::scrub::ScrubStatus;
 use crate::status::server::ServerStatus;
 
-/// The version of both.
+/// The version of requests and responses.
 pub const VERSION: u32 = 2;
-/// Max. bytes of a request, with its end of line: more than the longest target needs.
+/// The maximum bytes of a request, including the line end: more than the longest target needs.
 pub const MAX_REQUEST_BYTES: usize = 256 << 10;
-/// What a resize does, for errors: a server leaves it out of its reason where the command says it.
+/// What a resize does, for error messages; a server leaves it out of the reason if the command prints it.
 pub const RESIZING: &str = "resize";
 
 /// A request to a server.
@@ -25,7 +26,7 @@ pub const RESIZING: &str = "resize";
 pub struct ControlRequest {
     /// [`VERSION`].
     pub version: u32,
-    /// Its target; none for [`ControlCommand::Status`] and [`ControlCommand::Log`].
+    /// Its target; empty for [`ControlCommand::Status`] and [`ControlCommand::Log`].
     #[serde(default)]
     pub target: TargetRef,
     /// The command.
@@ -41,7 +42,7 @@ pub enum ControlCommand {
     Status,
     /// Set or report the log level.
     Log {
-        /// The new level, if it is to change.
+        /// The new level; `None` to leave it.
         level: Option<LogLevel>,
     },
     /// Report whether the server has the target.
@@ -50,9 +51,9 @@ pub enum ControlCommand {
     ScrubStatus,
     /// Begin a run, or resume a paused one.
     ScrubStart {
-        /// The first block, if it is not 0.
+        /// The first block, if not 0.
         from: Option<u64>,
-        /// Bytes a second, if not the default.
+        /// Bytes per second, if not the default.
         rate: Option<NonZeroU64>,
     },
     /// Pause the run.
@@ -69,43 +70,47 @@ pub enum ControlCommand {
         #[serde(default)]
         force: bool,
     },
-    /// Replace a replica by another device. One that is in sync is taken out when the resync of the other one has finished.
+    /// Replace a replica by another device. A replica in sync is removed only when the resync of the new one has
+    /// finished.
     MirrorReplace {
         /// The name of the replica.
         old: String,
         /// The target that becomes a replica.
         new: String,
-        /// True if its content may be replaced, and if the name `old` is trusted where only labels could identify an offline replica.
+        /// True if the new device's content may be replaced, and if the name `old` is trusted even if only labels could
+        /// identify an offline replica.
         #[serde(default)]
         force: bool,
     },
-    /// Make the older copies on a replica the blocks' content.
+    /// Make the older copies on a replica the current content of their blocks.
     MirrorAcceptStale {
         /// The name of the replica.
         replica: String,
     },
-    /// Take a replica out of a mirror.
+    /// Remove a replica from a mirror.
     MirrorRemove {
         /// The name of the replica.
         replica: String,
-        /// True if its name is trusted where only labels could identify an offline replica.
+        /// True if its name is trusted even if only labels could identify an offline replica.
         #[serde(default)]
         force: bool,
     },
     /// Resize a volume.
     Resize {
-        /// Bytes of data that it is to hold.
+        /// The new size in bytes of data.
         size: NonZeroU64,
     },
 }
 
-/// A target in a command: by what it is, by the path of its file, by its name over NVMe/TCP, or by the text that the server itself has for it.
+/// A target in a command: given by its identity, by the path of its file, by its name over NVMe/TCP, or by the server's
+/// own text for it.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct TargetRef {
-    /// Its canonical text. It is compared only if there is nothing else: names mean other things in other folders.
+    /// Its canonical text. It is compared only if there is nothing else, because names mean other things in other
+    /// folders.
     #[serde(default)]
     pub text: String,
-    /// What it is.
+    /// Its identity.
     #[serde(default)]
     pub identity: Option<TargetIdentity>,
     /// The absolute path of a file or a block device, if there is no identity.
@@ -114,10 +119,10 @@ pub struct TargetRef {
     /// The NQN of the subsystem.
     #[serde(default)]
     pub nqn: Option<String>,
-    /// Which namespace of it.
+    /// The identifier of the namespace in it.
     #[serde(default)]
     pub nsid: Option<u32>,
-    /// Addresses of this machine at which it should be served, if the target has them.
+    /// Addresses of this machine at which the target should be served, if its name has any.
     #[serde(default)]
     pub addresses: Vec<SocketAddr>,
 }
@@ -127,9 +132,9 @@ pub struct TargetRef {
 pub struct FoundTarget {
     /// The server's own name for it.
     pub target: String,
-    /// True if not open: the server waits for it.
+    /// True if it is not open and the server waits for it.
     pub waiting: bool,
-    /// The members of a mirror, by the server's names for them, each with what it is.
+    /// The members of a mirror: the server's name and the identity of each.
     #[serde(default)]
     pub members: Vec<(String, TargetIdentity)>,
 }
@@ -150,9 +155,9 @@ pub struct ControlResponse {
 pub enum ControlResult {
     /// The server has the target.
     Found(Box<FoundTarget>),
-    /// Success; the state of the scrub after it.
+    /// Success; the new state of the scrub.
     Scrub(Box<ScrubStatus>),
-    /// Success; the state of the mirror after it.
+    /// Success; the new state of the mirror.
     Mirror(Box<MirrorStatus>),
     /// Success; the sizes of the volume.
     Resized(Box<ResizeReport>),
@@ -170,19 +175,19 @@ pub enum ControlResult {
 pub enum LogLevel {
     /// Nothing.
     Off,
-    /// What went wrong for good.
+    /// Errors that are permanent.
     Error,
-    /// What may need a look.
+    /// Warnings.
     #[default]
     Warn,
-    /// What happens.
+    /// Normal activity.
     Info,
-    /// Connections that end, and requests that fail, each with its reason.
+    /// Connections that end and requests that fail, each with the reason.
     Debug,
 }
 
 impl LogLevel {
-    /// As it is written.
+    /// The level as text.
     pub const fn as_str(self) -> &'static str {
         match self {
             LogLevel::Off => "off",
@@ -193,34 +198,34 @@ impl LogLevel {
         }
     }
 
-    /// The level that is written like this, in letters of any case.
+    /// Parses a level; upper and lower case are equal.
     pub fn from_name(name: &str) -> Option<LogLevel> {
         let levels = [LogLevel::Off, LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug];
         levels.into_iter().find(|level| level.as_str().eq_ignore_ascii_case(name))
     }
 }
 
-/// The log level of a server. `docs/formats/json.md` is the contract.
+/// The log level of a server. `docs/formats/json.md` defines it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LogReport {
     /// The server's process.
     pub pid: u32,
-    /// The level before.
+    /// The previous level.
     pub before: LogLevel,
-    /// The level now.
+    /// The current level.
     pub level: LogLevel,
 }
 
-/// A volume that has another size. `docs/formats/json.md` is the contract.
+/// A resized volume. `docs/formats/json.md` defines it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ResizeReport {
-    /// What it is.
+    /// The target.
     pub target: String,
-    /// Bytes of data that it held.
+    /// Its previous size in bytes of data.
     pub before_bytes: u64,
-    /// Bytes of data that it holds.
+    /// Its new size in bytes of data.
     pub size_bytes: u64,
-    /// Microseconds for which requests of hosts waited; `None` if no server had it open.
+    /// For how many microseconds requests of hosts waited; `None` if no server had it open.
     pub pause_us: Option<u64>,
 }
 
@@ -237,23 +242,24 @@ pub struct ControlError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ControlErrorKind {
-    /// The server has no target of that name.
+    /// The server has no such target.
     UnknownTarget,
-    /// The server has several targets of that name.
+    /// The server has several such targets.
     AmbiguousTarget,
-    /// The server has none of it, and one that has some of its devices, or another file that had its name.
+    /// The server does not have this target, but one that shares some of its devices, or one with another file of the
+    /// same name.
     SharesDevices,
     /// The request cannot be parsed.
     BadRequest,
-    /// It is of another version.
+    /// The request has another version.
     Version,
-    /// It is invalid: a block past the end.
+    /// The request is invalid, for instance a block past the end.
     Usage,
     /// It cannot be executed now.
     Refused,
     /// It failed.
     Failed,
-    /// One that a later version has.
+    /// A kind from a later version.
     #[serde(other)]
     Other,
 }
@@ -271,10 +277,10 @@ impl ControlRequest {
         ControlRequest { version: VERSION, target: target.clone(), command }
     }
 
-    /// Reads a line without its end.
+    /// Parses a line without its end.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If it is invalid; the error has the reason.
     pub fn read(line: &[u8]) -> Result<ControlRequest, ControlError> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -295,7 +301,7 @@ impl ControlRequest {
     }
 }
 
-/// The line of a request or an answer, with its end.
+/// The line for a request or a response, with its end.
 pub fn line_of(message: &impl Serialize) -> Vec<u8> {
     let mut line = serde_json::to_vec(message).expect("there is nothing in it that JSON does not have");
     line.push(b'\n');

@@ -1,7 +1,7 @@
 //! The server's side of the control socket.
 //!
-//! Each connection is a task of the first reactor, which gives orders and serves no blocks. Whatever comes over one is bounded, in
-//! bytes, in time and in number, and can do no more than be refused.
+//! Each connection is a task of the first reactor, which only coordinates and serves no blocks. Whatever arrives over a
+//! connection is limited in bytes, time and number, and at worst is refused.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -26,40 +26,40 @@ use super::socket_path::{ControlSocket, Socket};
 use crate::log;
 use crate::status::server_info::{NamespaceView, ServerInfo};
 
-/// Connections at once; further ones are closed as they come.
+/// The maximum number of connections; further ones are closed when they arrive.
 const MAX_CONNECTIONS: usize = 16;
-/// From one request, or the beginning, until the next is complete.
+/// The time from one request, or from the start, until the next is complete.
 const IDLE: Duration = Duration::from_secs(10);
-/// For an answer to be taken.
+/// The time for a response to be received.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Bytes received at once.
 const CHUNK_BYTES: usize = 4096;
 
-/// A request to resize a namespace, for the task that serves: it executes one after the other, and never beside a reload or the end
-/// of the server, since one task does all of these.
+/// A request to resize a namespace, sent to the task that serves. That task executes one such request at a time, and
+/// never during a reload or the end of the server, because it does all of these.
 pub struct ResizeRequest {
     /// The NQN of its subsystem.
     pub nqn: String,
-    /// Which namespace of it.
+    /// The identifier of the namespace in it.
     pub nsid: u32,
-    /// Bytes of data that it is to hold.
+    /// The new size in bytes of data.
     pub size: NonZeroU64,
-    /// Where the result is awaited.
+    /// The channel for the result.
     pub reply: oneshot::Sender<Result<ResizeReport, ControlError>>,
 }
 
 /// State shared by the control connections.
 struct ControlState {
-    /// What is offered now.
+    /// The namespaces that are served now.
     offers: RefCell<Vec<NamespaceView>>,
     /// The server as a whole, once it serves.
     info: RefCell<Option<ServerInfo>>,
-    /// Bounded by the number of connections, each of which waits for its response.
+    /// Limited by the number of connections, each of which waits for its response.
     resizes: mpsc::UnboundedSender<ResizeRequest>,
 }
 
 impl ControlState {
-    /// What a request names.
+    /// The namespace that a request refers to.
     fn offer_of(&self, name: &TargetRef) -> Result<NamespaceView, ControlError> {
         let offers = self.offers.borrow();
         let (mut found, mut near) = (Vec::new(), None);
@@ -88,7 +88,7 @@ impl ControlState {
     }
 }
 
-/// The control socket of this server. Dropped, it is gone.
+/// The control socket of this server. Dropping it removes the socket.
 pub struct Control {
     state: Rc<ControlState>,
     resizes: RefCell<mpsc::UnboundedReceiver<ResizeRequest>>,
@@ -98,11 +98,11 @@ pub struct Control {
 }
 
 impl Control {
-    /// Listens at a place, or at the usual one, or nowhere. The usual one is a convenience: a server goes without it, with a
-    /// warning, where it cannot be had.
+    /// Listens at the given path, at the default path, or not at all. The default socket is only a convenience: if it
+    /// cannot be created, the server logs a warning and runs without it.
     ///
     /// # Errors
-    /// When a place that was named cannot be had.
+    /// If the given path cannot be used.
     pub fn open(place: Option<&ControlSocket>) -> Result<Control, StackError> {
         let socket = match place {
             Some(ControlSocket::None) => None,
@@ -136,7 +136,7 @@ impl Control {
         self.state.info.replace(Some(ServerInfo { control, ..info }));
     }
 
-    /// The next request to resize, once there is one. Cancel safe.
+    /// Waits for the next request to resize. Cancel safe.
     pub async fn next_resize(&self) -> ResizeRequest {
         let next = poll_fn(|cx| self.resizes.borrow_mut().poll_next_unpin(cx)).await;
         next.expect("the state has a sender as long as this is there")
@@ -177,7 +177,7 @@ impl Drop for Control {
     }
 }
 
-/// Answers the requests of a connection, one after the other, until it ends or breaks a rule.
+/// Handles the requests of a connection, one after the other, until it ends or violates a rule.
 async fn serve(stream: &Stream, state: &ControlState) {
     let mut received = Vec::new();
     loop {
@@ -198,7 +198,7 @@ async fn serve(stream: &Stream, state: &ControlState) {
     }
 }
 
-/// The next line without its end; nothing when no more come.
+/// The next line without its end; `None` when no more lines come.
 async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec<u8>, ControlError>> {
     let mut buffer = Buffer::zeroed(CHUNK_BYTES);
     let mut looked_at = 0;

@@ -1,13 +1,14 @@
-//! Control sockets of servers: how they are made.
+//! Control sockets of servers: how they are created.
 //!
-//! The folder is `$XDG_RUNTIME_DIR/sealblock`, or `/run/user/UID/sealblock`, or `/tmp/sealblock-UID`: the first whose parent is
-//! there and, but for `/tmp`, belongs to this user. It has mode 0700. In it each server has `PID.sock` with mode 0600, or
-//! `PID-RANDOM.sock` where a server of another container has that name. A folder of another user, or that other users can enter, is not
-//! used.
+//! The folder is `$XDG_RUNTIME_DIR/sealblock`, or `/run/user/UID/sealblock`, or `/tmp/sealblock-UID`: the first one
+//! whose parent exists and (except for `/tmp`) belongs to this user. It has mode 0700. In it each server has `PID.sock`
+//! with mode 0600, or `PID-RANDOM.sock` if a server in another container has that name. A folder that belongs to
+//! another user, or that other users can enter, is not used.
 //!
-//! Invariants: a socket gets its name when it listens already and has its mode, so one that refuses connections is that of a
-//! server which is gone, and any process may remove it. It is made in a folder with a random name, so that nothing that a killed process has
-//! left is in the way; the name has the process and its start too, so that what is left of one that is gone can be removed.
+//! Invariants: a socket gets its name only when it already listens and has its mode. So if a socket refuses
+//! connections, its server has ended, and any process may remove it. The socket is created in a folder with a random
+//! name, so that leftovers of a killed process are not in the way. That name contains the process and its start time,
+//! so that leftovers of a process that has ended can be removed.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -24,21 +25,22 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use super::folder::{SocketFolder, candidates};
 use super::peer::{Peer, connect_until, start_of, user};
 
-/// What folders begin with in which sockets are made.
+/// The prefix of the folders in which sockets are created.
 const DRAFT: &str = ".sealblock-";
-/// How old what is left of another process has to be at least before it is removed. In another container its number means nothing here.
+/// The minimum age of another process's leftovers before they are removed. If that process is in another container, its
+/// number means nothing here.
 const STALE_AFTER: Duration = Duration::from_secs(60);
-/// How long the socket of a process that is gone is waited for: the kernel closes what io_uring uses behind the end of the process. And how
-/// often it is looked at.
+/// How long to wait for the socket of a process that has ended: the kernel closes what io_uring uses only some time
+/// after the end of the process. And the interval between checks.
 const CLOSES_WITHIN: Duration = Duration::from_secs(1);
 const LOOKS_EVERY: Duration = Duration::from_millis(20);
-/// How often a name is tried that another process takes or removes meanwhile.
+/// How often to try a name that another process takes or removes at the same time.
 const TRIES: usize = 8;
 
-/// Where the control socket is.
+/// The place of the control socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ControlSocket {
-    /// Nowhere: there is none.
+    /// There is no control socket.
     None,
     /// At this path.
     Path(PathBuf),
@@ -62,10 +64,10 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Listens in this user's folder, and removes sockets of servers that are gone.
+    /// Listens in this user's folder, and removes sockets of servers that have ended.
     ///
     /// # Errors
-    /// When there is no folder that can be used, or no socket can be made in it.
+    /// If no folder can be used, or no socket can be created in it.
     pub fn in_folder() -> io::Result<Socket> {
         let folder = candidates(user()?).next().ok_or_else(|| io::Error::other("there is no directory for it"))?;
         Socket::in_private(&folder, std::process::id())
@@ -75,7 +77,7 @@ impl Socket {
         let folder = make_private(path)?;
         for name in folder.names() {
             let path = folder.at(&name);
-            // Other kinds of files refuse connections as well, and must not be removed.
+            // Other kinds of files refuse connections too, and must not be removed.
             let is_socket = fs::symlink_metadata(&path).is_ok_and(|about| about.file_type().is_socket());
             if is_socket && path.extension() == Some(OsStr::new("sock")) {
                 remove_if_dead(&path);
@@ -84,7 +86,7 @@ impl Socket {
         let mut name = format!("{pid}.sock");
         for _ in 0..TRIES {
             match make(&folder, path, &name, RenameFlags::NOREPLACE) {
-                // A server of another container has the same number.
+                // A server in another container has the same process number.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     name = format!("{pid}-{:08x}.sock", random()? as u32);
                 }
@@ -94,10 +96,10 @@ impl Socket {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Listens at a path, where a socket of a server that is gone may be.
+    /// Listens at a path, even if there is a socket of a server that has ended.
     ///
     /// # Errors
-    /// When something else is there, or a server listens on it.
+    /// If something else is there, or a server listens on it.
     pub fn at(path: &Path) -> io::Result<Socket> {
         match fs::symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => return Err(io::Error::other("something else is there")),
@@ -108,7 +110,7 @@ impl Socket {
         }
         let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
         let name = path.file_name().ok_or_else(|| io::Error::other("it is not a file name"))?;
-        // The folder may be a link here: the user has named it.
+        // Here the folder may be a link, because the user named it.
         let folder = SocketFolder::open(&parent.canonicalize()?)?;
         make(&folder, parent, name, RenameFlags::NOREPLACE).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => io::ErrorKind::AddrInUse.into(),
@@ -116,13 +118,13 @@ impl Socket {
         })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Creates a socket in a folder of its own inside of this one, and renames it when it is complete.
+/// Creates a socket in its own folder inside this one, and renames it when it is complete.
 fn make(folder: &SocketFolder, path: &Path, name: impl AsRef<OsStr> + Copy, flags: RenameFlags) -> io::Result<Socket> {
     remove_stale_drafts(folder);
     let mut result = Err(io::ErrorKind::AlreadyExists.into());
@@ -135,13 +137,13 @@ fn make(folder: &SocketFolder, path: &Path, name: impl AsRef<OsStr> + Copy, flag
         // A failure to remove the folder would hide the first failure.
         let _ = fs::remove_file(draft.join("s"));
         let _ = fs::remove_dir(&draft);
-        // A process of another container may have taken the draft for one of a process that is gone.
+        // A process in another container may have taken the draft for one of a process that has ended.
         if !result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             break;
         }
     }
     let (listener, inode) = result?;
-    // A path without a folder stays one.
+    // A path without a folder stays without one.
     let path = if path == Path::new(".") { PathBuf::from(name.as_ref()) } else { path.join(name.as_ref()) };
     Ok(Socket { listener, path, inode })
 }
@@ -151,14 +153,14 @@ fn make_in(draft: &Path, path: &Path, flags: RenameFlags) -> io::Result<(UnixLis
     fs::set_permissions(draft, Permissions::from_mode(0o600))?;
     let made = fs::symlink_metadata(draft)?;
     match renameat_with(CWD, draft, CWD, path, flags) {
-        // A file system without that: the name was free a moment ago.
+        // The file system does not support that flag; the name was free a moment ago.
         Err(rustix::io::Errno::INVAL) => fs::rename(draft, path)?,
         renamed => renamed?,
     }
     Ok((listener, (made.dev(), made.ino())))
 }
 
-/// Removes folders in which killed processes were making sockets.
+/// Removes folders in which killed processes were creating sockets.
 fn remove_stale_drafts(folder: &SocketFolder) {
     for name in folder.names() {
         let Some(of) = name.to_str().and_then(|name| name.strip_prefix(DRAFT)) else { continue };
@@ -172,7 +174,7 @@ fn remove_stale_drafts(folder: &SocketFolder) {
             .is_ok_and(|modified| SystemTime::now().duration_since(modified).is_ok_and(|age| age >= STALE_AFTER));
         if !is_alive && is_old {
             let _ = fs::remove_file(path.join("s"));
-            // Fails where anything else is in it, which is left alone.
+            // Fails if anything else is in the folder, which then is left alone.
             let _ = fs::remove_dir(&path);
         }
     }
@@ -186,7 +188,7 @@ fn random() -> io::Result<u64> {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Another process may have taken the name since.
+        // Another process may have taken the name since then.
         let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == self.inode);
         if is_ours {
             let _ = fs::remove_file(&self.path);
@@ -206,7 +208,7 @@ fn make_private(path: &Path) -> io::Result<SocketFolder> {
     })
 }
 
-/// Removes a socket that refuses connections. Whether nothing is left of it.
+/// Removes a socket that refuses connections. Returns true if nothing is left of it.
 fn remove_if_dead(path: &Path) -> bool {
     match connect_until(path, Instant::now()) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).is_ok(),
@@ -215,7 +217,7 @@ fn remove_if_dead(path: &Path) -> bool {
     }
 }
 
-/// The same, waiting for what a process has left open that is gone.
+/// The same, but waits for what a process that has ended still has open.
 fn remove_once_dead(path: &Path, is_held: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + CLOSES_WITHIN;
     loop {
@@ -304,7 +306,8 @@ mod tests {
         };
         let own = std::process::id();
         let started = start_of(own).unwrap();
-        // As this program left it before, and of a process with this number that was started at another time.
+        // Leftovers of earlier versions of this program, and of a process with this number that was started at another
+        // time.
         let left = [format!("{DRAFT}{own}"), format!("{DRAFT}{own}-{}-0", started + 1), format!("{DRAFT}4000000-1-0")];
         for name in &left {
             fs::create_dir(folder.path().join(name)).unwrap();
@@ -323,7 +326,7 @@ mod tests {
             make_old(&path);
         }
         drop(Socket::in_private(folder.path(), own).unwrap());
-        // A draft without a start is of a process that may be this one.
+        // A draft without a start time may belong to this process.
         assert!(folder.path().join(&left[0]).exists() && busy.exists(), "a process that is there keeps its own");
         assert!(!folder.path().join(&left[1]).exists() && !folder.path().join(&left[2]).exists());
     }

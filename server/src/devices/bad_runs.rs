@@ -15,7 +15,7 @@ pub struct BadRun {
     pub repaired: bool,
 }
 
-/// Bad blocks, in order, as runs. A block counts as repaired if all its entries are.
+/// Joins bad blocks, in order, to runs. A block counts as repaired if all its entries are.
 pub fn bad_runs(faults: &[BadBlock]) -> Vec<BadRun> {
     let mut runs: Vec<BadRun> = Vec::new();
     for device_error in faults.chunk_by(|a, b| a.lba == b.lba) {
@@ -31,7 +31,7 @@ pub fn bad_runs(faults: &[BadBlock]) -> Vec<BadRun> {
     runs
 }
 
-/// The blocks of a run in a text: `6`, or `3..5`.
+/// The blocks of a run as text: `6`, or `3..5`.
 pub fn blocks_text(first: u64, last: u64) -> String {
     if first == last { first.to_string() } else { format!("{first}..{last}") }
 }

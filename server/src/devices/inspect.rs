@@ -1,4 +1,4 @@
-//! The state of a served device for `status`: read on its own core, without a request to the device.
+//! The state of a served device for `status`, read on its own core without sending a request to the device.
 
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
@@ -16,16 +16,16 @@ use crate::status::files::FileError;
 use crate::status::mirror::MirrorStatus;
 use crate::status::server::{CountStatus, DeviceSnapshot, IoStatus, NamedMirror, PathStatus};
 
-/// A device on its own core, as long as its scrub is there.
+/// A device on its own core; it exists as long as its scrub.
 pub struct InspectedDevice {
     scrub_task: Rc<ScrubTask>,
-    /// Weak: the close of a mirror waits for its owners.
+    /// Weak, because closing a mirror waits for its owners.
     mirrors: Vec<Weak<OpenMirror>>,
     paths: Vec<PathMonitor>,
     files: Vec<String>,
-    /// The same files, as long as they are open.
+    /// The same files as long as they are open.
     open_files: Vec<FileWeak<Backing>>,
-    /// Its bad blocks, for where they are kept.
+    /// Its bad blocks, and where the record of them is kept.
     damage: DamageView,
 }
 
@@ -50,7 +50,7 @@ impl InspectedDevice {
         }
     }
 
-    /// Its state, but for what cores share.
+    /// Its state, except for what cores share.
     pub fn snapshot(&self) -> DeviceSnapshot {
         let Some((scrub, gate)) = self.scrub_task.glance() else {
             return unresponsive("it is closed or being changed");
@@ -71,7 +71,7 @@ impl InspectedDevice {
 }
 
 impl InspectedDevice {
-    /// What is wrong with the files that it was opened with, and those of replicas that came later.
+    /// The errors of the files with which it was opened, and of those of replicas that were added later.
     fn file_errors(&self, mirrors: &[Rc<OpenMirror>]) -> Vec<FileError> {
         let opened = self.open_files.iter().filter_map(FileWeak::upgrade);
         let replicas = mirrors.iter().flat_map(|mirror| mirror.files()).flat_map(|(_, files)| files);
@@ -90,7 +90,7 @@ pub fn unresponsive(why: &str) -> DeviceSnapshot {
     DeviceSnapshot { unresponsive: Some(why.to_owned()), ..DeviceSnapshot::default() }
 }
 
-/// That what was written last may be missing, and why, in words: reads do not meet it, and writes do not repair it.
+/// Why the last writes may be missing, in words; reads do not notice this, and writes do not repair it.
 fn lost(gate: &DynDevice) -> Option<String> {
     let why = gate.abilities().freshness.why_older()?;
     Some(format!("blocks may be older than what was written: {why}"))
@@ -123,7 +123,7 @@ fn io(gate: &DynDevice) -> IoStatus {
     IoStatus { in_flight: counters.in_flight(), operations }
 }
 
-/// An operation as a field of JSON.
+/// The name of an operation in JSON.
 fn name(kind: RequestKind) -> String {
     match kind {
         RequestKind::ReadReserved => "reserved_reads".to_owned(),

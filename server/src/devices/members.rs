@@ -1,5 +1,5 @@
-//! Compares a configuration with the open devices. `sealblock mirror` changes the replicas of a served mirror, so its replicas count,
-//! and not the name it was opened by.
+//! Compares a configuration with the open devices. `sealblock mirror` changes the replicas of a served mirror, so these
+//! are compared, and not the name by which it was opened.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ pub enum PlanMatch {
     Same,
     /// It was the device of the plan before its replicas were changed to these.
     Outdated(Vec<String>),
-    /// It is a mirror of these replicas, some of which the plan names for another one.
+    /// It is a mirror of these replicas, some of which the plan uses in another one.
     Other(Vec<String>),
     /// It is another device.
     No,
@@ -37,12 +37,12 @@ pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> PlanMatch {
             let replicas = status.replicas.into_iter().filter(|replica| !replica.is(ReplicaState::Removed));
             of_members(replicas.map(|replica| replica.name).collect(), named, is_its_name)
         }
-        // A mirror that is being closed reports no replicas; only its name is known.
+        // A mirror that is being closed does not report replicas, so only its name is known.
         Err(_) => by_name,
     }
 }
 
-/// The failure for a plan that names other replicas than a served mirror has.
+/// The error for a plan that names other replicas than a served mirror has.
 pub fn other_members_error(target: &TargetName, members: &[String]) -> StackError {
     let why = format!("the served mirror has the members {}", members.join(" and "));
     StackError::new(Cause::Refused, "change", why)
@@ -57,7 +57,7 @@ fn members_of(target: &TargetName) -> Option<&[TargetName]> {
     }
 }
 
-/// `is_old_name`: the mirror was opened by this name.
+/// `is_old_name` is true if the mirror was opened by this name.
 fn of_members(members: Vec<String>, named: &[TargetName], is_old_name: bool) -> PlanMatch {
     let here: BTreeSet<String> = members.iter().map(|member| canonical_name(member)).collect();
     let wanted: BTreeSet<String> = named.iter().map(|replica| canonical_name(&replica.to_string())).collect();
@@ -72,7 +72,7 @@ fn of_members(members: Vec<String>, named: &[TargetName], is_old_name: bool) -> 
     }
 }
 
-/// The canonical name of a member, for comparison: one path has many names.
+/// The canonical name of a member, for comparison, because one path can have many names.
 fn canonical_name(name: &str) -> String {
     let target: Option<TargetName> = name.parse().ok();
     let path = target.as_ref().and_then(TargetName::path).and_then(|path| path.canonicalize().ok());

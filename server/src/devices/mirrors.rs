@@ -1,4 +1,5 @@
-//! Served mirrors: commands for their replicas, and a watch of their state, which is logged and reported to hosts.
+//! Served mirrors: executes commands for their replicas, and watches their state, which is logged and reported to
+//! hosts.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -18,7 +19,7 @@ use crate::status::mirror::{MirrorStatus, state_text};
 /// Executes a request on the control socket; returns the state of the mirror after it.
 ///
 /// # Errors
-/// Why it failed.
+/// If it failed; the error has the reason.
 pub async fn answer(mirror: &OpenMirror, command: &ControlCommand) -> Result<MirrorStatus, ControlError> {
     execute(mirror, command)
         .await
@@ -26,10 +27,10 @@ pub async fn answer(mirror: &OpenMirror, command: &ControlCommand) -> Result<Mir
     Ok(MirrorStatus::of(mirror))
 }
 
-/// Executes a command for the replicas of a mirror; nothing for another command.
+/// Executes a command for the replicas of a mirror; does nothing for other commands.
 ///
 /// # Errors
-/// Why the command failed.
+/// If the command failed; the error has the reason.
 pub async fn execute(mirror: &OpenMirror, command: &ControlCommand) -> Result<(), StackError> {
     let target =
         |replica: &str| replica.parse::<TargetName>().map_err(|error| StackError::new(Cause::Usage, CHANGING, error));
@@ -74,11 +75,11 @@ pub fn watch(info: &TargetInfo, state: &Weak<NamespaceState>) {
 
 async fn watch_one(mirror: Rc<OpenMirror>, number: usize, degraded: Degraded, namespace: Weak<NamespaceState>) {
     let mut known = MirrorState::Optimal;
-    // The state at the open was not logged yet.
+    // The state when it was opened has not been logged yet.
     let mut is_new = mirror.describe().state != known;
     while let Some(state) = mirror.other_state(known).await {
         match state {
-            // Where nothing is a mirror yet, nothing is missing.
+            // As long as nothing is a mirror yet, nothing is missing.
             MirrorState::Optimal | MirrorState::Unlabelled => degraded.borrow_mut().remove(&number),
             MirrorState::Degraded | MirrorState::Failed => degraded.borrow_mut().insert(number),
         };

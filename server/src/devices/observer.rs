@@ -1,9 +1,10 @@
-//! Logs failures of client requests: each bad block once, and media that fail; and knows which kinds of requests fail now, because
-//! the last one of them did, for a reason that lies with the device.
+//! Logs failed client requests: each bad block once, and media that fail. It also tracks which kinds of requests fail
+//! at present, because the last one of that kind failed for a reason in the device.
 //!
 //! Invariant: while nothing fails, a request that succeeds costs one relaxed load.
 //!
-//! Not logged here: what a scrub finds, which it logs itself, and errors of the client, such as a wrong tag in its request.
+//! Not logged here are the findings of a scrub, which logs them itself, and errors of the client, such as a wrong tag
+//! in its request.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,15 +23,16 @@ use crate::dates::unix_s;
 use crate::devices::bad_runs::{bad_runs, blocks_text};
 use crate::status::server::FailingStatus;
 
-/// How long a logged block is not logged again for the same client: hosts repeat failed requests in smaller pieces.
+/// After a block was logged for a client, it is not logged again for this time, because hosts repeat failed requests in
+/// smaller pieces.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(600);
-/// Logged blocks that are remembered. With more, all are forgotten, and some may be logged again.
+/// The number of logged blocks that are remembered. If there are more, all are forgotten, and some may be logged again.
 const MAX_REPORTED: usize = 16_384;
 
-/// Characters that are kept of a reason.
+/// The maximum number of characters of a reason that are kept.
 const MAX_CHARACTERS: usize = 300;
 
-/// Sees the failed requests of a device.
+/// Receives the results of a device's requests.
 pub struct RequestObserver {
     target: TargetLabel,
     told: Mutex<HashMap<(u64, u64), Instant>>,
@@ -40,16 +42,16 @@ pub struct RequestObserver {
 /// Where failures are reported.
 #[derive(Clone)]
 pub struct ReportTargets {
-    /// The namespace, for its damage list. Weak: the end of a device waits for its owners.
+    /// The namespace, for its damage list. Weak, because the end of a device waits for its owners.
     pub state: Weak<NamespaceState>,
-    /// The same for good blocks, without an owner count that cores would share.
+    /// Used for good blocks, without an owner count that cores would share.
     pub damage: DamageHandle,
     /// The kinds of requests that fail at present.
     pub failing: Arc<Failing>,
 }
 
 impl ReportTargets {
-    /// Those of a device.
+    /// The targets for a device.
     pub fn to(state: &Arc<NamespaceState>) -> ReportTargets {
         ReportTargets { state: Arc::downgrade(state), damage: state.damage(), failing: Arc::default() }
     }
@@ -61,7 +63,8 @@ impl RequestObserver {
         RequestObserver { target, told: Mutex::default(), reporters }
     }
 
-    /// Adds bad blocks that an NBD client found to the damage list of the namespace; the NVMe export adds those of hosts.
+    /// Adds bad blocks that an NBD client found to the damage list of the namespace; the NVMe export adds those of
+    /// hosts.
     fn report(&self, client: &str, faults: &[BadBlock]) {
         if let Some(state) = self.reporters.state.upgrade().filter(|_| is_nbd(client)) {
             state.report_damage(faults);
@@ -77,7 +80,7 @@ impl RequestObserver {
         }
     }
 
-    /// Those of the bad blocks that were not logged for this client lately.
+    /// The bad blocks that were not recently logged for this client.
     fn unreported(&self, client: &str, faults: &[BadBlock]) -> Vec<BadBlock> {
         let mut hasher = DefaultHasher::new();
         client.hash(&mut hasher);
@@ -112,7 +115,7 @@ impl Observer for RequestObserver {
             }
             ErrorKind::Media { reason } => {
                 match request.extent.filter(|extent| request.kind == RequestKind::Read && extent.len() == 1) {
-                    // Which block it is is plain.
+                    // The request has only one block, so this is the bad one.
                     Some(one) => self.report(client, &[BadBlock::media(one.start())]),
                     None => self.reporters.failing.failed(request.kind, &by, reason),
                 }
@@ -130,8 +133,8 @@ impl Observer for RequestObserver {
                 self.reporters.failing.failed(request.kind, &by, &error.kind().to_string());
                 tracing::error!(target, blocks, by, during, %why, "blocks may be older than what was written");
             }
-            // Results such as a miscompare or a tag that was not expected, and errors of the client: it gets the status, and the debug
-            // log has them.
+            // Results such as a miscompare or an unexpected tag, and errors of the client: the client gets the status,
+            // and they are logged at the debug level.
             ErrorKind::Expectation { .. }
             | ErrorKind::Miscompare { .. }
             | ErrorKind::ReadOnly
@@ -142,14 +145,14 @@ impl Observer for RequestObserver {
     }
 }
 
-/// What fails of one device.
+/// What fails at present on one device.
 #[derive(Default)]
 pub struct Failing {
     any: AtomicBool,
     by_kind: Mutex<[Option<FailingStatus>; 3]>,
 }
 
-/// Requests that fail and succeed together.
+/// Kinds of requests that fail and succeed together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FailingKind {
     Reads,
@@ -203,7 +206,7 @@ impl Failing {
         }
     }
 
-    /// What fails now.
+    /// What fails at present.
     pub fn now(&self) -> Vec<FailingStatus> {
         self.lock().iter().flatten().cloned().collect()
     }
@@ -217,7 +220,7 @@ fn is_nbd(client: &str) -> bool {
     client.starts_with("nbd ")
 }
 
-/// Who asked, for people. Exports call their clients `nvme NQN HOSTID` and `nbd EXPORT`.
+/// The client, as text for people. Exports name their clients `nvme NQN HOSTID` and `nbd EXPORT`.
 fn by(client: &str) -> String {
     match client.split_once(' ') {
         Some(("nvme", host)) => match host.split_once(' ') {
@@ -259,7 +262,7 @@ mod tests {
         assert_eq!(witness.unreported("nbd a", &many).len(), MAX_REPORTED, "what is known is bounded");
     }
 
-    /// The counterpart of a bad block: the client gets its status, and nothing is logged.
+    /// The counterpart of a bad block: the client gets its status, but nothing is logged.
     #[test]
     fn a_tag_that_a_client_did_not_expect_is_neither_told_nor_counted() {
         let state = Arc::default();

@@ -1,12 +1,12 @@
 //! Resizes a served volume.
 //!
-//! The volume is closed, resized and reopened on its own core while requests of hosts wait. So there is one way to change a size,
-//! that of a closed volume, and an open volume never changes its geometry. `docs/decisions/0016-resizing-what-is-served.md` says
-//! why, and which other parts know a size.
+//! The volume is closed, resized and reopened on its own core while requests of hosts wait. So there is only one way to
+//! change a size, that of a closed volume, and an open volume never changes its geometry.
+//! `docs/decisions/0016-resizing-what-is-served.md` explains this, and lists other parts that know a size.
 //!
-//! Invariants: the file stays open and locked from the first step to the last, so no other process can open it in between;
-//! requests wait and do not fail; completed writes are durable before the size changes, or the next flush of their client
-//! fails; after a failure to reopen, every request fails with the reason.
+//! Invariants: the file stays open and locked from the first step to the last, so no other process can open it in
+//! between. Requests wait and do not fail. Completed writes are durable before the size changes, or the next flush of
+//! their client fails. If the volume cannot be reopened, every request fails with the reason.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -32,28 +32,28 @@ use crate::plan::NamespacePlan;
 use crate::status::mirror::MirrorStatus;
 use crate::status::server::DeviceSnapshot;
 
-/// How long requests in flight may take to complete. No request starts meanwhile, so this is less than a host's I/O timeout of
-/// 30 s or more.
+/// How long requests in flight may take to complete. No request starts meanwhile, so this is shorter than a host's I/O
+/// timeout of 30 s or more.
 const DRAIN: Duration = Duration::from_secs(10);
-/// How long free physical blocks are deallocated before, beside requests; the rest is deallocated later.
+/// How long free physical blocks are deallocated beforehand, while requests continue; the rest is deallocated later.
 const GIVING_BACK: Duration = Duration::from_secs(5);
 /// How long a closed volume may take to release its file.
 const LETTING_GO: Duration = Duration::from_secs(5);
 /// How often that is checked.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A device on its own core, for as long as it is served.
+/// A device on its own core, as long as it is served.
 pub struct LocalDevice {
     target: TargetName,
     access: Access,
     usage: Usage,
-    /// `None` after a failure to reopen.
+    /// `None` if reopening failed.
     closer: RefCell<Option<Closer>>,
-    /// Its scrub, which begins nothing until it has settings.
+    /// Its scrub, which starts only after it has settings.
     pub scrub_task: Rc<ScrubTask>,
     /// The mirror, if it is one.
     pub mirror: Option<Rc<OpenMirror>>,
-    /// How it is, but for what may be lost.
+    /// Its state, except for what may be lost.
     inspected: InspectedDevice,
 }
 
@@ -61,7 +61,7 @@ pub struct LocalDevice {
 pub struct ResizeResult {
     /// The device with its new size, if it was reopened.
     pub device: Option<SharedDevice>,
-    /// What was done, or why the resize failed.
+    /// What was done, or the error if the resize failed.
     pub result: Result<ResizeReport, StackError>,
 }
 
@@ -72,7 +72,7 @@ struct ResizableVolume {
 }
 
 impl LocalDevice {
-    /// A device that was opened for this plan and accessed like this, what it is made of, and its scrub.
+    /// A device that was opened for this plan and with this access, its parts, and its scrub.
     pub fn new(
         plan: &NamespacePlan,
         access: Access,
@@ -91,10 +91,10 @@ impl LocalDevice {
         }
     }
 
-    /// Executes a command for the replicas of a mirror; returns its state after it.
+    /// Executes a command for the replicas of a mirror; returns the new state of the mirror.
     ///
     /// # Errors
-    /// Why the command failed.
+    /// If the command failed; the error has the reason.
     pub async fn execute_mirror(&self, command: &ControlCommand) -> Result<MirrorStatus, ControlError> {
         match &self.mirror {
             Some(mirror) => answer(mirror, command).await,
@@ -102,17 +102,17 @@ impl LocalDevice {
         }
     }
 
-    /// How it is.
+    /// Its state.
     pub fn snapshot(&self) -> DeviceSnapshot {
         let seen = self.inspected.snapshot();
         let unflushed_lost = self.closer.borrow().as_ref().map_or_else(Vec::new, Closer::lost_answers);
         DeviceSnapshot { unflushed_lost, ..seen }
     }
 
-    /// Has no later server tell its clients that what they had not flushed may be lost.
+    /// Makes sure that no later server tells its clients that unflushed data may be lost.
     ///
     /// # Errors
-    /// When a medium fails.
+    /// If a medium fails.
     pub async fn forget_lost(&self) -> Result<(), StackError> {
         let forgetting = self.closer.borrow().as_ref().map(Closer::forget_lost);
         match forgetting {
@@ -124,13 +124,13 @@ impl LocalDevice {
     /// Ends the scrub, saves its state, and closes the device cleanly.
     ///
     /// # Errors
-    /// As [`Closer::close`].
+    /// As for [`Closer::close`].
     pub async fn close(&self) -> Result<(), StackError> {
         self.scrub_task.close().await;
         let closer = self.closer.take();
         match closer {
             Some(closer) => closer.close().await,
-            // The failure to reopen was reported; it is closed since.
+            // The failure to reopen was reported, and it has been closed since then.
             None => Ok(()),
         }
     }
@@ -151,7 +151,7 @@ impl LocalDevice {
         }
         let deadline = now() + GIVING_BACK;
         chosen.volume.give_space_back(|| now() < deadline).await;
-        // The scrub saves its state in the reserved area of the device.
+        // The scrub saves its state in the device's reserved area, so it ends first.
         self.scrub_task.leave().await;
         let (quiesced, since) = match drained(shared).await {
             Ok(drained) => drained,
@@ -198,7 +198,7 @@ impl LocalDevice {
         (before, since): (u64, Instant),
     ) -> ResizeResult {
         let ResizableVolume { volume, capacity_blocks } = chosen;
-        // Requests see this reason only after an unforeseen failure between here and the end.
+        // Requests get this reason only after an unexpected failure between here and the end.
         quiesced.set_unavailable("it was being resized".to_owned());
         self.scrub_task.release();
         if let Some(closer) = self.closer.take() {
@@ -235,7 +235,7 @@ impl LocalDevice {
         device
     }
 
-    /// Has every request fail with `why`: the volume could not be reopened.
+    /// Makes every request fail with `why`, because the volume could not be reopened.
     fn lost(&self, quiesced: &Quiesced, why: String) -> ResizeResult {
         let why = format!("it could not be reopened after a failed resize: {why}");
         tracing::error!("{}: {why}", self.target);
@@ -259,10 +259,10 @@ impl LocalDevice {
     }
 }
 
-/// The blocks of a size.
+/// The number of blocks of a size.
 ///
 /// # Errors
-/// When it is no multiple of the block size, or nothing at all.
+/// If it is not a multiple of the block size, or is zero.
 pub fn blocks_of(size_bytes: u64, block_size: BlockSize) -> Result<u64, StackError> {
     let blocks = size_bytes >> block_size.shift();
     if blocks == 0 || blocks << block_size.shift() != size_bytes {
@@ -272,7 +272,7 @@ pub fn blocks_of(size_bytes: u64, block_size: BlockSize) -> Result<u64, StackErr
     Ok(blocks)
 }
 
-/// Refuses a member of a group: a host may have labelled it since it was opened.
+/// Refuses a member of a group, because a host may have written a label since it was opened.
 async fn check_label(shared: &SharedDevice) -> Result<(), StackError> {
     let label = shared.attach().execute(Request::read_reserved(ReservedArea::GroupLabel)).await;
     let label = label.map_err(|error| device_error("read the label", &error))?;
@@ -284,10 +284,10 @@ async fn check_label(shared: &SharedDevice) -> Result<(), StackError> {
     Ok(())
 }
 
-/// Holds back new requests and waits for those in flight. Returns the time since which requests wait, too.
+/// Holds back new requests and waits for those in flight. Returns also the time since which requests wait.
 async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), StackError> {
-    // A flush before the quiesce shortens the flush during which requests wait. It is no client's: what was lost before is no reason not
-    // to resize, and clients are told of it by their own flushes.
+    // A flush before the quiesce shortens the flush during which requests wait. It belongs to no client: an earlier
+    // loss is no reason not to resize, and clients learn of it from their own flushes.
     let flushed = shared.attach().execute(Request::flush()).await;
     flushed.map_err(|error| device_error("flush before the resize", &error))?;
     let since = now();
@@ -300,7 +300,7 @@ async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), StackErro
     Ok((quiesced, since))
 }
 
-/// Waits until the closed volume has no other owner: its background work has ended then.
+/// Waits until the closed volume has no other owner, which means that its background work has ended.
 async fn let_go(volume: Rc<FileVolume>) -> Result<(), String> {
     let since = now();
     while Rc::strong_count(&volume) > 1 {
@@ -312,7 +312,7 @@ async fn let_go(volume: Rc<FileVolume>) -> Result<(), String> {
     Ok(())
 }
 
-/// Resizes the volume on a medium that no volume is open on.
+/// Resizes the volume on a medium on which no volume is open.
 async fn change(medium: &Rc<FileMedium>, capacity_blocks: u64) -> Result<(), StackError> {
     resize_volume(RESIZING, medium, capacity_blocks).await.map(drop)
 }

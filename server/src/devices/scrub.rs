@@ -1,7 +1,8 @@
-//! The scrub of one served device: a `sealblock_scrub::Scrub` with a clock, a device, and a store for its state.
+//! The scrub of one served device: a `sealblock_scrub::Scrub` with a clock, a device, and saved state.
 //!
-//! A [`ScrubTask`] lives on the core of its device and works beside the requests of hosts, one piece at a time. The damage lists of the namespaces are updated at once (`check.rs`); the state
-//! is saved in the reserved area of the device, if it has one (`state_store.rs`).
+//! A [`ScrubTask`] lives on the core of its device and works one piece at a time, beside the requests of hosts. The
+//! damage lists of the namespaces are updated at once (`check.rs`); the state is saved in the reserved area of the
+//! device, if it has one (`state_store.rs`).
 
 mod check;
 mod state_store;
@@ -33,7 +34,7 @@ use state_store::StateStore;
 
 /// How long the piece in flight may take when the device is closed.
 const LAST_PIECE: Duration = Duration::from_secs(5);
-/// Lines of damage that are logged in one run.
+/// The maximum number of lines about damage that are logged in one run.
 const MAX_LINES: u32 = 16;
 
 fn shape_of(gate: &DynDevice, uuid: Option<[u8; 16]>) -> DeviceProfile {
@@ -47,20 +48,20 @@ pub struct ScrubTask {
     target: TargetLabel,
     /// Identity of the volume or mirror, if it has one.
     uuid: Option<[u8; 16]>,
-    /// `None` while the device is resized.
+    /// `None` while the device is being resized.
     gate: RefCell<Option<DynDevice>>,
-    /// The same device as hosts use it: repairs take its range lock.
+    /// The same device that hosts use, because repairs need its range lock.
     device: Attached,
-    /// The damage list of the namespaces. Weak: the device owns it.
+    /// The damage list of the namespaces. Weak, because the device owns it.
     state: Weak<NamespaceState>,
     events: EventSender,
     scrub: RefCell<Scrub>,
-    /// `None` before the first.
+    /// `None` before the first call of [`ScrubTask::configure`].
     settings: Cell<Option<Settings>>,
     memory: StateStore,
-    /// Requests of the scrub itself among those that the gate has counted.
+    /// How many of the requests that the gate has counted are the scrub's own.
     own_requests: Cell<u64>,
-    /// Lines of damage that were logged in this run.
+    /// Lines about damage that were logged in this run.
     told: Cell<u32>,
     /// True if this run has logged that not every copy can be checked.
     told_unchecked: Cell<bool>,
@@ -75,7 +76,7 @@ pub struct ScrubTask {
 }
 
 impl ScrubTask {
-    /// Opens the scrub of a device of this core with its saved state.
+    /// Opens the scrub of a device on this core with its saved state.
     pub async fn open(
         target: TargetLabel,
         uuid: Option<[u8; 16]>,
@@ -174,13 +175,13 @@ impl ScrubTask {
         }
     }
 
-    /// The same until the device was replaced: commands wait for [`ScrubTask::reopen`] or [`ScrubTask::lose`].
+    /// The same until the device has been replaced: commands wait for [`ScrubTask::reopen`] or [`ScrubTask::lose`].
     pub async fn leave(&self) {
         self.is_away.set(true);
         self.close().await;
     }
 
-    /// Drops the device after the scrub was closed.
+    /// Drops the device after the scrub has been closed.
     pub fn release(&self) {
         self.gate.take();
     }
@@ -191,7 +192,7 @@ impl ScrubTask {
         self.reopened.notify();
     }
 
-    /// Waits until the device was replaced.
+    /// Waits until the device has been replaced.
     async fn wait_reopened(&self) {
         self.reopened.wait_until(|| !self.is_away.get()).await;
     }
@@ -221,7 +222,7 @@ impl ScrubTask {
             match step {
                 ScrubStep::Check(extent) => {
                     self.check(extent).await;
-                    // A device in memory completes at once: other tasks of this core need a turn.
+                    // A device in memory completes at once, so other tasks of this core must get a chance to run.
                     yield_now().await;
                 }
                 ScrubStep::Wait(time) => drop(timeout(time, self.bell.wait()).await),
@@ -252,7 +253,7 @@ impl ScrubTask {
             unchecked: coverage.blocks(),
         };
         if let Some(state) = self.state.upgrade() {
-            // The damage list gets new bad blocks and drops those that are good again.
+            // New bad blocks are added to the damage list, and blocks that are good again are removed.
             state.report_check(gate.geometry(), extent, &faults, coverage.is_complete());
         }
         self.report_damage(&harmed);
@@ -330,10 +331,10 @@ impl ScrubTask {
         }
     }
 
-    /// Executes a command; returns the state after it.
+    /// Executes a command; returns the new state.
     ///
     /// # Errors
-    /// Why the command failed.
+    /// If the command failed; the error has the reason.
     pub async fn execute(&self, command: &ControlCommand) -> Result<ScrubStatus, ControlError> {
         self.wait_reopened().await;
         let gate = self.gate.borrow().clone().filter(|_| !self.closing.get());

@@ -1,8 +1,8 @@
-//! Namespaces of the plan whose targets do not open.
+//! Namespaces of the plan whose targets cannot be opened.
 //!
-//! Their NSIDs and export names stay reserved: the subsystem is offered without them, and a client that connects to one is refused
-//! and never gets another namespace. If the reason may pass, the target is retried with growing delays; if only the operator
-//! can remove it, a reload retries.
+//! Their NSIDs and export names stay reserved: the subsystem is served without them, and a client that connects to one
+//! is refused and never gets another namespace. If the reason may be temporary, the target is retried with increasing
+//! delays; if only the operator can remove it, it is retried at a reload.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -21,9 +21,9 @@ use crate::plan::NamespacePlan;
 use crate::status::health::Health;
 use crate::status::server::{DeviceSnapshot, DeviceStatus, ExportStatus, OpeningStatus};
 
-/// From the first failure to the next attempt.
+/// The delay from the first failure to the next attempt.
 const FIRST: Duration = Duration::from_secs(1);
-/// Between two attempts at most.
+/// The maximum delay between two attempts.
 const LONGEST: Duration = Duration::from_secs(60);
 /// How long the end of the server waits for targets that are being opened.
 const SHUTDOWN_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -56,14 +56,14 @@ enum Next {
 pub struct OpenAttempt {
     /// The subsystem.
     pub nqn: Nqn,
-    /// Which namespace of it.
+    /// The identifier of the namespace in it.
     pub nsid: u32,
-    /// The device, or why not open.
+    /// The device, or why it did not open.
     pub device: Result<ServedDevice, StackError>,
 }
 
-/// True if a retry can succeed without the operator: files and servers appear, and another process may release a file. A wrong
-/// kind of file, or a damaged one, stays so.
+/// True if a retry can succeed without the operator: files and servers may appear, and another process may release a
+/// file. A file of the wrong kind, or a damaged one, stays so.
 fn may_pass(failure: &StackError) -> bool {
     let passes = matches!(failure.cause(), Cause::Unreachable | Cause::Refused | Cause::Io | Cause::Full);
     passes && !failure.is_lasting()
@@ -87,24 +87,24 @@ impl Waiting {
 
     fn wait(&mut self) {
         self.tries += 1;
-        // A file that has just appeared may still be written.
+        // A file that has just appeared may still be incomplete.
         let goes_on = self.next == Next::InProgress && !self.failure.is_lasting();
         let again = may_pass(&self.failure) || goes_on;
         self.next = if again { Next::At(now() + self.delay) } else { Next::Never };
         self.delay = (self.delay * 2).min(LONGEST);
     }
 
-    /// Why not open.
+    /// Why it is not open.
     pub fn failure(&self) -> &StackError {
         &self.failure
     }
 
-    /// Logs that not open.
+    /// Logs that it is not open.
     pub fn report(&self) {
         tracing::warn!("{self}; serving the other targets");
     }
 
-    /// An attempt failed. Logged if the reason is new.
+    /// An attempt failed. This is logged if the reason is new.
     pub fn failed(&mut self, failure: StackError) {
         let is_news = failure.in_short() != self.failure.in_short();
         self.failure = failure;
@@ -128,12 +128,12 @@ impl Waiting {
         self.next = Next::InProgress;
     }
 
-    /// Whether it is this namespace.
+    /// True if it is this namespace.
     pub fn is(&self, nqn: &Nqn, nsid: u32) -> bool {
         self.nqn == *nqn && self.plan.nsid == nsid
     }
 
-    /// Whether it is this namespace, opened in the same way.
+    /// True if it is this namespace, opened in the same way.
     pub fn is_for(&self, nqn: &Nqn, plan: &NamespacePlan) -> bool {
         let is_same = self.plan.access() == plan.access() && self.plan.usage == plan.usage;
         self.is(nqn, plan.nsid) && self.plan.target == plan.target && is_same
@@ -192,7 +192,7 @@ pub struct Openings {
 }
 
 impl Openings {
-    /// Those of a server without a plan.
+    /// The attempts of a server without a plan.
     pub fn new() -> Openings {
         Openings { waiting: Vec::new(), tries: FuturesUnordered::new(), is_new: true }
     }
@@ -207,7 +207,7 @@ impl Openings {
         &self.waiting
     }
 
-    /// The namespace that an attempt was for, unless the plan has lost it since.
+    /// The namespace that an attempt was for, unless it is no longer in the plan.
     pub fn find(&mut self, nqn: &Nqn, nsid: u32) -> Option<&mut Waiting> {
         self.waiting.iter_mut().find(|waiting| waiting.is(nqn, nsid))
     }
@@ -218,8 +218,8 @@ impl Openings {
         Some(self.waiting.remove(at))
     }
 
-    /// A namespace that is served without its target, if allowed: at the start, or if it was not open before either. A reload
-    /// adds all new namespaces or none.
+    /// A namespace that is served without its target, if this is allowed: at the start, or if it was not open before
+    /// either. A reload adds all new namespaces or none.
     pub fn go_without(
         &self,
         strict: bool,
@@ -228,7 +228,7 @@ impl Openings {
         failure: StackError,
     ) -> Result<Waiting, StackError> {
         let before = self.waiting.iter().find(|waiting| waiting.is_for(nqn, plan));
-        // A usage error needs a change of the configuration.
+        // A usage error requires a change of the configuration.
         let may_be = !strict && failure.cause() != Cause::Usage && (self.is_new || before.is_some());
         if may_be { Ok(Waiting::new(nqn, plan, failure, before)) } else { Err(failure) }
     }
@@ -241,7 +241,7 @@ impl Openings {
         (self.waiting, self.is_new) = (waiting, false);
     }
 
-    /// Waits for the next finished attempt to open a target, to admit. Cancel safe.
+    /// Waits for the next finished attempt to open a target; its result is for `Server::admit`. Cancel safe.
     pub async fn next_tried(&mut self, devices: &DeviceTable) -> OpenAttempt {
         loop {
             self.begin_due(devices);
@@ -273,14 +273,15 @@ impl Openings {
         }
     }
 
-    /// Cancels all attempts, before a change of the plan. Targets that were opened meanwhile are opened again as planned.
+    /// Cancels all attempts, before a change of the plan. Targets that were opened meanwhile are opened again according
+    /// to the plan.
     pub async fn end_tries(&mut self, devices: &DeviceTable) {
         while let Some(OpenAttempt { device, .. }) = self.tries.next().await {
             devices.close(device).await.ok();
         }
     }
 
-    /// The same at the end of the server, with a timeout.
+    /// The same at the end of the server, with a time limit.
     pub async fn end_tries_soon(&mut self, devices: &DeviceTable) {
         if timeout(SHUTDOWN_OPEN_TIMEOUT, self.end_tries(devices)).await.is_err() {
             tracing::debug!("a target was still being opened when the server exited");

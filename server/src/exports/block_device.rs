@@ -1,4 +1,4 @@
-//! A block device of the kernel that this process serves, by ublk: its queues on cores, and the orders for its beginning and its end.
+//! A block device of the kernel that this process serves, by ublk: its queues on cores, and starting and stopping it.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -23,22 +23,22 @@ use crate::exports::offered::derived_identity;
 use crate::plan::BlockDevicePlan;
 
 const ACTION: &str = "attach";
-/// Ends the servers of all queues when it is taken and dropped.
+/// Taking and dropping it ends the servers of all queues.
 type Stop = Rc<Cell<Option<oneshot::Sender<()>>>>;
 
-/// An order that was refused, and what it was for, if that is still there.
+/// An operation that failed, and the attachment, if it still exists.
 type Refused = (StackError, Option<Box<Attachment>>);
 
-/// What became of a block device.
+/// What happened to a block device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
-    /// It is gone.
+    /// It was removed.
     Gone,
-    /// It is in use: it stays, and its requests wait for the next server. Its commands end with this process and not before.
+    /// It is in use: it stays, and its requests wait for the next server. Its commands end only with this process.
     Left,
 }
 
-/// A block device that is there and served. Dropping it ends nothing.
+/// A block device that exists and is served. Dropping it ends nothing.
 pub struct BlockDevice {
     attachment: Attachment,
     queues: JoinHandle<Result<(), StackError>>,
@@ -47,10 +47,10 @@ pub struct BlockDevice {
 }
 
 impl BlockDevice {
-    /// Has the kernel use an open device, served on these cores.
+    /// Attaches an open device, served on these cores.
     ///
     /// # Errors
-    /// Why it does not; then nothing of it is left.
+    /// If it cannot; the error has the reason, and nothing of it remains.
     pub async fn make(
         plan: &BlockDevicePlan,
         target: &TargetName,
@@ -111,27 +111,28 @@ impl BlockDevice {
                 }
                 Err(error)
             }
-            // The driver waits for queues that do not fetch, for ever: the thread that waits with it ends with the process.
+            // The driver waits forever for queues that do not fetch; the thread that waits with it ends with the
+            // process.
             Either::Right((ended, _)) => {
                 Err(ended.unwrap_or(Ok(())).err().unwrap_or_else(|| never_started(&info.path)))
             }
         }
     }
 
-    /// What it is.
+    /// Its description.
     pub fn info(&self) -> &AttachedInfo {
         &self.info
     }
 
-    /// True if it can get another size while it is there.
+    /// True if its size can change while it exists.
     pub fn can_resize(&self) -> bool {
         self.attachment.can_resize()
     }
 
-    /// Gives it the size that its device has by now.
+    /// Gives it the current size of its device.
     ///
     /// # Errors
-    /// The driver's; then it has its old size.
+    /// The error of the driver; then it keeps its old size.
     pub fn resize(&mut self, device: &ServedDevice) -> Result<(), StackError> {
         let shared = device.shared();
         self.attachment.resize(&shared).map_err(|error| attach_error(&error).on(&device.target))?;
@@ -152,19 +153,19 @@ impl BlockDevice {
     /// Waits until the device is detached. Cancel safe.
     ///
     /// # Errors
-    /// Why its queues are not served any more.
+    /// If its queues can no longer be served; the error has the reason.
     pub async fn detached(&mut self) -> Result<(), StackError> {
         (&mut self.queues).await.unwrap_or(Ok(()))
     }
 
-    /// Takes it away, after what the kernel holds for it was written back and what is still asked was answered. One that is in use is left
-    /// to the next server.
+    /// Removes it after the kernel's dirty data for it have been written back and the remaining requests have been
+    /// completed. If it is in use, it is left to the next server.
     ///
     /// # Errors
-    /// The driver's, or that of its queues.
+    /// The error of the driver, or of its queues.
     pub async fn end(self) -> Result<Ended, StackError> {
         let BlockDevice { attachment, queues, stop, info } = self;
-        // Its servers answer what is still asked.
+        // Its servers still complete the remaining requests.
         let attachment = match blocking(attachment, Attachment::stop).await {
             Ok(attachment) => attachment,
             Err((error, attachment)) => {
@@ -181,18 +182,18 @@ impl BlockDevice {
     }
 }
 
-/// Refuses cores without io_uring, by which the driver takes its commands.
+/// Refuses cores without io_uring, through which the driver receives its commands.
 ///
 /// # Errors
-/// Why they have none.
+/// If they have none; the error has the reason.
 pub fn check_backend(cores: &Cores) -> Result<(), StackError> {
     let Some(Backend::Syscalls { reason, .. }) = cores.backend(0) else { return Ok(()) };
     let why = reason.as_ref().map_or_else(|| "it is disabled".to_owned(), ToString::to_string);
     Err(StackError::new(Cause::Unsuitable, ACTION, format!("ublk needs io_uring, and {why}")))
 }
 
-/// Serves the queues of a block device on cores, from now on. That they failed is logged when it happens: whoever serves other things as
-/// well does not wait for them.
+/// Starts to serve the queues of a block device on cores. If they fail, that is logged at once, because a server that
+/// also serves other things does not wait for them.
 fn serve(servers: Vec<QueueServer>, cores: &[CoreHandle], path: PathBuf) -> (Stop, JoinHandle<Result<(), StackError>>) {
     let (stop, stopped) = oneshot::channel::<()>();
     let stop: Stop = Rc::new(Cell::new(Some(stop)));
@@ -213,7 +214,8 @@ fn serve(servers: Vec<QueueServer>, cores: &[CoreHandle], path: PathBuf) -> (Sto
     (stop, spawn(served))
 }
 
-/// What a server that takes the block device over has to serve as well. What is in memory is gone with its server.
+/// The identity that another server must have to take over the block device. A target in memory is lost with its
+/// server.
 fn identity(target: &TargetName, device: &ServedDevice) -> Result<u64, StackError> {
     let identity = match device.volume_uuid {
         Some(uuid) => uuid,
@@ -223,12 +225,13 @@ fn identity(target: &TargetName, device: &ServedDevice) -> Result<u64, StackErro
     Ok(crc64(&identity))
 }
 
-/// By its name, in which relative paths begin at this folder: the same name is another target elsewhere.
+/// Derived from its name, in which relative paths begin at this folder, because the same name is another target
+/// elsewhere.
 fn derived_from(target: &TargetName, folder: &Path) -> [u8; 16] {
     derived_identity(&target.clone().relative_to(folder), "ublk")
 }
 
-/// True if what the target holds is gone when it is closed.
+/// True if the target's content is lost when it is closed.
 pub(crate) fn is_volatile(target: &TargetName) -> bool {
     match target {
         TargetName::Memory(_) => true,
@@ -243,17 +246,17 @@ pub(crate) fn is_volatile(target: &TargetName) -> bool {
     }
 }
 
-/// Leaves nothing of a block device that was not started.
+/// Removes everything of a block device that was not started.
 async fn abandon(attachment: Attachment) {
     let abandoned = blocking(attachment, |attachment| {
         attachment.abandon();
         Ok(())
     });
-    // It is the failure before this one that counts.
+    // The earlier error is the one to report.
     let _ = abandoned.await;
 }
 
-/// Gives an order whose end is far, on a thread of its own: the signal is heard meanwhile.
+/// Runs a long operation on a separate thread, so that signals are noticed meanwhile.
 async fn blocking(
     attachment: Attachment,
     order: impl FnOnce(&mut Attachment) -> Result<(), AttachError> + Send + 'static,
@@ -288,10 +291,10 @@ fn queue_result(ended: Result<io::Result<()>, CoreGone>) -> Result<(), StackErro
     }
 }
 
-/// Removes a block device, also one of another server; one that is in use only with `force`.
+/// Removes a block device, even one of another server; if it is in use, only with `force`.
 ///
 /// # Errors
-/// Why it stays.
+/// If it stays; the error has the reason.
 pub fn detach(number: u32, force: bool) -> Result<(), StackError> {
     sealblock_exports_ublk::detach(number, force).map_err(|error| of(&error, "detach"))
 }
@@ -300,7 +303,7 @@ fn attach_error(error: &AttachError) -> StackError {
     of(error, ACTION)
 }
 
-/// An error, with what would help.
+/// The error, with advice.
 fn of(error: &AttachError, doing: &str) -> StackError {
     let failure = |cause| StackError::new(cause, doing, error);
     match error {

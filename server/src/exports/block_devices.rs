@@ -1,6 +1,7 @@
-//! The block devices of this machine's kernel that the server keeps besides its exports: one more way to a namespace.
+//! The block devices of this machine's kernel that the server serves: one more way to reach a namespace.
 //!
-//! Invariants: what a plan takes away or changes is not in use, or the plan is refused; a device is open as long as the kernel has it.
+//! Invariants: a plan that would remove or change a block device in use is refused; a device is open as long as the
+//! kernel has it.
 
 use std::rc::{Rc, Weak};
 
@@ -21,20 +22,20 @@ use crate::status::server::ExportStatus;
 
 const ACTION: &str = "attach";
 
-/// A namespace that is to be a block device as well.
+/// A namespace that is to be a block device too.
 struct WantedBlockDevice {
-    /// How.
+    /// How it is attached.
     pub plan: BlockDevicePlan,
-    /// What the namespace is called.
+    /// The namespace's target.
     pub target: TargetName,
-    /// What it is.
+    /// The device.
     pub device: Rc<ServedDevice>,
 }
 
 /// A namespace that is a block device.
 struct AttachedNamespace {
     plan: BlockDevicePlan,
-    /// Others own it.
+    /// Weak, because others own it.
     device: Weak<ServedDevice>,
     served: BlockDevice,
 }
@@ -52,23 +53,24 @@ impl AttachedNamespace {
 /// The block devices of the server.
 pub struct BlockDevices {
     cores: Vec<CoreHandle>,
-    /// Why these cores can serve none, if they cannot.
+    /// The reason why these cores cannot serve any, if they cannot.
     usable: Result<(), StackError>,
     attached: Vec<AttachedNamespace>,
-    /// Those of a plan that is being applied.
+    /// The devices that were made for a plan that is being applied.
     made: Vec<AttachedNamespace>,
 }
 
 impl BlockDevices {
-    /// None yet, on these cores.
+    /// No block devices yet, on these cores.
     pub fn new(cores: Vec<CoreHandle>, usable: Result<(), StackError>) -> BlockDevices {
         BlockDevices { cores, usable, attached: Vec::new(), made: Vec::new() }
     }
 
-    /// Makes those that are not there. What is there is not touched.
+    /// Makes those that do not exist yet. Existing ones are not changed.
     ///
     /// # Errors
-    /// When one cannot be made, or one that is there is in use and would go, or would change. Then those that were made are gone again.
+    /// If one cannot be made, or if an existing one in use would be removed or changed. Then those that were made are
+    /// removed again.
     async fn make_new(&self, wanted: &[WantedBlockDevice]) -> Result<Vec<AttachedNamespace>, StackError> {
         if !wanted.is_empty() {
             self.usable.clone()?;
@@ -87,7 +89,7 @@ impl BlockDevices {
         Ok(made)
     }
 
-    /// Refuses what takes away or changes a block device that must stay as it is.
+    /// Refuses a plan that would remove or change a block device that must stay as it is.
     fn check(&self, wanted: &[WantedBlockDevice]) -> Result<(), StackError> {
         let stays = |attached: &AttachedNamespace| wanted.iter().any(|wanted| attached.is(wanted));
         for going in self.attached.iter().filter(|attached| !stays(attached) && !attached.served.has_ended()) {
@@ -104,7 +106,7 @@ impl BlockDevices {
         Ok(())
     }
 
-    /// Keeps the wanted and the newly attached devices, and removes the rest. A device that came into use meanwhile stays.
+    /// Keeps the wanted and the newly attached devices, and removes the others. A device that is in use by now stays.
     async fn change(&mut self, wanted: &[WantedBlockDevice]) {
         let is_wanted = |attached: &AttachedNamespace| wanted.iter().any(|wanted| attached.is(wanted));
         let before = std::mem::take(&mut self.attached);
@@ -137,7 +139,7 @@ impl Export for BlockDevices {
         making.boxed_local()
     }
 
-    /// Nothing is left of a plan that fails: this export prepares last.
+    /// Nothing remains of a plan that fails, because this export prepares last.
     fn abandon(&mut self) {}
 
     fn withdraw<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>> {
@@ -152,7 +154,7 @@ impl Export for BlockDevices {
         Ok(())
     }
 
-    /// A block device that cannot be made is logged: the namespace is served all the same.
+    /// If a block device cannot be made, this is logged, and the namespace is served nevertheless.
     fn add<'a>(
         &'a mut self,
         _: &'a SubsystemPlan,
@@ -173,12 +175,12 @@ impl Export for BlockDevices {
         adding.boxed_local()
     }
 
-    /// Nothing is added that another export could refuse: this one is the last.
+    /// This export is the last one, so no other one can refuse what it adds.
     fn remove(&mut self, _: &SubsystemPlan, _: &OfferedNamespace) -> Result<(), StackError> {
         Ok(())
     }
 
-    /// Not every kernel lets a block device change its size.
+    /// On some kernels, the size of a block device cannot change.
     fn check_resize(&self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
         let mut own = self.there().filter(|attached| attached.is_of(device));
         match own.find(|attached| !attached.served.can_resize()) {
@@ -225,13 +227,14 @@ impl Export for BlockDevices {
         Vec::new()
     }
 
-    /// Takes all of them away, but for those in use: they wait for the next server, and their commands end with this process.
+    /// Removes all of them except those in use: these wait for the next server, and their commands end with this
+    /// process.
     fn leave(&mut self) -> LocalBoxFuture<'_, Ended> {
         end_all(std::mem::take(&mut self.attached)).boxed_local()
     }
 }
 
-/// The block devices that the plan wants of the open devices.
+/// The block devices that the plan requests for the open devices.
 fn wanted_of(wanted: &Subsystems) -> Vec<WantedBlockDevice> {
     let spaces = wanted.values().flat_map(|offered| offered.spaces.values());
     spaces.filter_map(wanted_block_device).collect()
@@ -242,7 +245,7 @@ fn wanted_block_device(space: &OfferedNamespace) -> Option<WantedBlockDevice> {
     Some(WantedBlockDevice { plan, target, device: Rc::clone(&space.device) })
 }
 
-/// Ends block devices; [`Ended::Left`] if something of one is still there.
+/// Ends block devices; returns [`Ended::Left`] if any of them still exists.
 async fn end_all(attached: Vec<AttachedNamespace>) -> Ended {
     let mut all = Ended::Gone;
     for AttachedNamespace { served, .. } in attached {

@@ -1,7 +1,8 @@
-//! What a protocol has to do to serve namespaces: the trait of all exports.
+//! What a protocol must implement to serve namespaces: the trait of all exports.
 //!
-//! A change of the plan has steps, and each is one for all exports: first everything that can fail, while the old state is served;
-//! then what is not wanted any more goes, what is new is offered, and listeners change. So a plan that fails changes nothing.
+//! A change of the plan has steps, each of which is done for all exports: first everything that can fail, while the old
+//! state is served; then what is no longer wanted is withdrawn, what is new is offered, and listeners change. So a plan
+//! that fails changes nothing.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -23,14 +24,14 @@ pub type Subsystems = BTreeMap<Nqn, Offered>;
 /// Lists the clients of an export, whenever it is called.
 pub type ListClients = Box<dyn Fn() -> Vec<ClientStatus>>;
 
-/// A change of what is offered.
+/// A change of what is served.
 #[derive(Clone, Copy)]
 pub struct Change<'a> {
     /// The plan.
     pub plan: &'a Plan,
-    /// What was offered before.
+    /// What was served before.
     pub before: &'a Subsystems,
-    /// What is to be offered.
+    /// What is to be served.
     pub wanted: &'a Subsystems,
 }
 
@@ -39,68 +40,68 @@ pub trait Export {
     /// Its name in JSON.
     fn protocol(&self) -> &'static str;
 
-    /// Does everything of a change that can fail, and changes nothing yet. What it has made is kept for the next steps.
+    /// Does everything in a change that can fail, and changes nothing yet. What it has made is kept for the next steps.
     ///
     /// # Errors
-    /// Why the plan cannot be applied.
+    /// If the plan cannot be applied; the error has the reason.
     fn prepare<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>>;
 
-    /// Drops what was prepared: the plan is not applied.
+    /// Drops what was prepared, because the plan is not applied.
     fn abandon(&mut self);
 
-    /// Takes away what is not wanted, or is another device now.
+    /// Withdraws what is no longer wanted, or is another device now.
     ///
     /// # Errors
-    /// A bug, or a core that has stopped. The same holds for the next two.
+    /// Only after a bug, or if a core has stopped. The same holds for the next two methods.
     fn withdraw<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>>;
 
     /// Offers what is not offered yet, in the order of the plan.
     ///
     /// # Errors
-    /// As [`Export::withdraw`].
+    /// As for [`Export::withdraw`].
     fn offer(&mut self, change: Change<'_>) -> Result<(), StackError>;
 
-    /// Accepts clients at the places of the plan, and nowhere else. Connections stay.
+    /// Accepts clients at the addresses of the plan, and nowhere else. Existing connections stay.
     ///
     /// # Errors
-    /// As [`Export::withdraw`].
+    /// As for [`Export::withdraw`].
     fn listen<'a>(&'a mut self, plan: &'a Plan) -> LocalBoxFuture<'a, Result<(), StackError>> {
         let _ = plan;
         ready(Ok(())).boxed_local()
     }
 
-    /// Offers one more namespace, whose target was not open.
+    /// Offers one more namespace, whose target was not open before.
     ///
     /// # Errors
-    /// Why it is not offered by any protocol then.
+    /// If it is refused; then no protocol offers it.
     fn add<'a>(
         &'a mut self,
         subsystem: &'a SubsystemPlan,
         space: &'a OfferedNamespace,
     ) -> LocalBoxFuture<'a, Result<(), StackError>>;
 
-    /// Takes a namespace away that was just added, since another export refused it.
+    /// Withdraws a namespace that was just added, because another export refused it.
     ///
     /// # Errors
-    /// As [`Export::withdraw`].
+    /// As for [`Export::withdraw`].
     fn remove(&mut self, subsystem: &SubsystemPlan, space: &OfferedNamespace) -> Result<(), StackError>;
 
-    /// Refuses another size of a device whose clients could not learn of it.
+    /// Refuses to resize a device whose clients could not learn of it.
     ///
     /// # Errors
-    /// Which client that is.
+    /// If there is such a client; the error names it.
     fn check_resize(&self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
         let _ = device;
         Ok(())
     }
 
-    /// Has clients see a device as it is now, under all names that it has.
+    /// Makes clients see the current state of a device, under all its names.
     ///
     /// # Errors
-    /// The first that does not.
+    /// The error of the first that fails.
     fn resize(&mut self, device: &Rc<ServedDevice>, offered: &Subsystems) -> Result<(), StackError>;
 
-    /// The names by which its clients reach a namespace, whose device is there if it is open.
+    /// The names by which its clients reach a namespace, whose device is given if it is open.
     fn names(
         &self,
         subsystem: &SubsystemPlan,
@@ -108,20 +109,20 @@ pub trait Export {
         device: Option<&Rc<ServedDevice>>,
     ) -> Vec<ExportStatus>;
 
-    /// Adds what is served to the events that tell it.
+    /// Adds what it serves, for the events that report it.
     fn serving(&self, offered: &Subsystems, serving: &mut Serving) {
         let _ = (offered, serving);
     }
 
-    /// Where it listens.
+    /// The addresses and sockets on which it listens.
     fn places(&self) -> Vec<Place>;
 
-    /// Connections now.
+    /// The current number of connections.
     fn connections(&self) -> usize {
         0
     }
 
-    /// Who uses it.
+    /// Lists its clients.
     fn clients(&self) -> ListClients {
         Box::new(Vec::new)
     }
@@ -131,10 +132,10 @@ pub trait Export {
         ready(Ended::Gone).boxed_local()
     }
 
-    /// Takes no more connections and requests.
+    /// Accepts no more connections and requests.
     fn stop(&mut self) {}
 
-    /// Waits until it has stopped and its clients have their answers.
+    /// Waits until it has stopped and its clients have their replies.
     fn drained(&self) -> LocalBoxFuture<'_, ()> {
         ready(()).boxed_local()
     }

@@ -1,9 +1,9 @@
-//! Listeners: all on the first core, which hands what it accepts to the others. A service manager may have opened some, which
-//! then listen also while no server runs.
+//! Listeners, all on the first core, which distributes accepted connections to the others. A service manager may have
+//! opened some of them, which then also listen while no server runs.
 //!
-//! A Unix socket, for NBD clients, is there from when it listens until the server ends or a reload leaves it out, with mode 0600, so
-//! that the permissions of its folder and file control access. A stale socket at its path is replaced; a socket with a listener, and a
-//! file that is no socket, is left alone.
+//! A Unix socket for NBD clients exists from when it listens until the server ends or a reload removes it. It has mode
+//! 0600, so that the permissions of its folder and file control access. A stale socket at its path is replaced; a
+//! socket that somebody listens on, and a file that is not a socket, is left alone.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -20,26 +20,26 @@ use sealblock_stack::{Cause, StackError, process_text};
 
 use crate::control::socket_path::{Socket, listener_of};
 
-/// Connections that may wait to be accepted.
+/// The number of connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
-/// How often it is looked whether a listener has ended.
+/// The interval between checks whether a listener has ended.
 const END_POLL_INTERVAL: Duration = Duration::from_millis(5);
 const LISTENING: &str = "listen on";
 const LISTENING_UNIX: &str = "listen for NBD on";
 
-/// What a service manager calls sockets for NBD (`FileDescriptorName=`); all others are for NVMe/TCP.
+/// The name of sockets for NBD from a service manager (`FileDescriptorName=`); all others are for NVMe/TCP.
 const FOR_NBD: &str = "nbd";
 
-/// Sockets that a service manager has opened (systemd: socket activation). They stay open as long as the server, so that it
-/// comes back to them after every reload.
+/// Sockets that a service manager has opened (systemd: socket activation). They stay open as long as the server runs,
+/// so that they can be used again after every reload.
 #[derive(Clone, Debug, Default)]
 pub struct Inherited(Arc<Vec<net::Inherited>>);
 
 impl Inherited {
-    /// What was handed to this process, if anything.
+    /// The sockets that were passed to this process, if any.
     ///
     /// # Errors
-    /// When there are other things than TCP sockets among it.
+    /// If anything but TCP sockets was passed.
     pub fn take() -> Result<Inherited, StackError> {
         let failed = |error: net::InheritedError| {
             let advice = "ListenStream= with an address and a port in the .socket unit";
@@ -63,7 +63,7 @@ impl Inherited {
     }
 }
 
-/// Where to listen.
+/// An address or socket to listen on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Place {
     /// At an address.
@@ -81,10 +81,10 @@ impl fmt::Display for Place {
     }
 }
 
-/// A listener on its core that accepts nothing yet.
+/// A listener on its core that does not accept yet.
 struct BoundListener {
     planned: Place,
-    /// The address it got, or its absolute path.
+    /// The address that it got, or its absolute path.
     place: Place,
     /// Removes the file.
     socket: Option<Socket>,
@@ -93,10 +93,10 @@ struct BoundListener {
 }
 
 impl BoundListener {
-    /// Listens, or takes over the socket that listens there already.
+    /// Listens, or takes over a socket that already listens there.
     ///
     /// # Errors
-    /// When the place is taken, not this machine's, or not allowed.
+    /// If the address is in use, does not belong to this machine, or is not permitted.
     async fn bind(core: &CoreHandle, planned: Place, inherited: &Inherited) -> Result<BoundListener, StackError> {
         let (there, socket) = match &planned {
             Place::Tcp(address) => {
@@ -127,10 +127,10 @@ impl BoundListener {
         Ok(BoundListener { planned, place, socket, core: core.clone(), listener })
     }
 
-    /// Has `serve` accept connections from now on, on the listener's core.
+    /// Makes `serve` accept connections from now on, on the listener's core.
     ///
     /// # Errors
-    /// When the core has stopped.
+    /// If the core has stopped.
     async fn accept<F>(self, serve: impl FnOnce(Listener) -> F + Send + 'static) -> Result<ActiveListener, StackError>
     where
         F: Future<Output = io::Result<()>> + 'static,
@@ -142,7 +142,7 @@ impl BoundListener {
             CoreLocal::new(Rc::new(spawn(async move {
                 let Some(listener) = listener else { return };
                 if let Err(error) = serve(listener).await {
-                    // Existing connections and the other listeners continue.
+                    // Existing connections and other listeners continue.
                     tracing::error!("no longer accepting connections on {name}: {error}");
                 }
             })))
@@ -152,7 +152,7 @@ impl BoundListener {
     }
 }
 
-/// What becomes a listener.
+/// What will become a listener.
 enum Binding {
     Address(SocketAddr),
     Socket(OwnedFd),
@@ -172,20 +172,20 @@ struct ActiveListener {
 pub struct Listeners {
     core: CoreHandle,
     active: Vec<ActiveListener>,
-    /// Those of a plan that is being applied.
+    /// The listeners that were bound for a plan that is being applied.
     bound: Vec<BoundListener>,
 }
 
 impl Listeners {
-    /// None yet, on this core.
+    /// No listeners yet, on this core.
     pub fn new(core: CoreHandle) -> Listeners {
         Listeners { core, active: Vec::new(), bound: Vec::new() }
     }
 
-    /// Binds those places at which nothing listens yet.
+    /// Binds the addresses on which nothing listens yet.
     ///
     /// # Errors
-    /// The first that cannot be bound.
+    /// The error of the first that cannot be bound.
     pub async fn prepare(&mut self, planned: &[Place], inherited: &Inherited) -> Result<(), StackError> {
         let mut bound = Vec::new();
         for place in planned.iter().filter(|place| !self.active.iter().any(|active| active.planned == **place)) {
@@ -195,15 +195,16 @@ impl Listeners {
         Ok(())
     }
 
-    /// Drops what was bound: the plan is not applied.
+    /// Drops what was bound, because the plan is not applied.
     pub fn abandon(&mut self) {
         self.bound.clear();
     }
 
-    /// Accepts at the places that were bound too, and no more at those that are not planned. Connections stay.
+    /// Also accepts at the addresses that were bound, and stops accepting at those that are no longer planned. Existing
+    /// connections stay.
     ///
     /// # Errors
-    /// When the core has stopped.
+    /// If the core has stopped.
     pub async fn change<F>(
         &mut self,
         planned: &[Place],
@@ -227,12 +228,12 @@ impl Listeners {
         self.active.is_empty()
     }
 
-    /// Where they listen.
+    /// The addresses and sockets on which they listen.
     pub fn places(&self) -> impl Iterator<Item = &Place> {
         self.active.iter().map(|active| &active.place)
     }
 
-    /// The addresses that were asked for, each with the one that it got.
+    /// The requested addresses, each with the actual one.
     pub fn addresses(&self) -> impl Iterator<Item = (SocketAddr, SocketAddr)> {
         self.active.iter().filter_map(|active| match (&active.planned, &active.place) {
             (Place::Tcp(planned), Place::Tcp(address)) => Some((*planned, *address)),
@@ -248,7 +249,7 @@ impl Listeners {
         })
     }
 
-    /// Waits until all have ended, as they do once their server has stopped and is drained.
+    /// Waits until all have ended, which they do once their server has stopped and is drained.
     pub async fn ended(&self) {
         for active in &self.active {
             while !active.has_ended().await {
@@ -266,7 +267,7 @@ impl ActiveListener {
     }
 }
 
-/// The path as clients of any working folder name it.
+/// The absolute path, which clients in any working folder can use.
 fn absolute(path: &Path) -> PathBuf {
     fs::canonicalize(path).or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
 }

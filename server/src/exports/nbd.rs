@@ -1,4 +1,4 @@
-//! The export over NBD: names and listeners besides those of NVMe/TCP, of the same devices.
+//! The export over NBD: additional names and listeners for the same devices.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,13 +20,13 @@ use crate::exports::offered::OfferedNamespace;
 use crate::plan::{NBD, NamespacePlan, Plan, SubsystemPlan, export_name, export_uri, nbd_limits, on_this_machine};
 use crate::status::server::{ClientStatus, ExportStatus};
 
-/// Longest text about an export, in bytes ("String encoding" of the protocol).
+/// The maximum bytes of a description of an export ("String encoding" in the protocol).
 const MAX_DESCRIPTION_BYTES: usize = 4096;
 
 /// What is served over NBD.
 pub struct NbdExport {
     server: Nbd,
-    /// The devices by the names of their exports; others own them.
+    /// The devices by the names of their exports; weak, because others own them.
     offered: BTreeMap<String, Weak<ServedDevice>>,
     listeners: Listeners,
     /// The default export.
@@ -40,14 +40,15 @@ struct Wanted<'a> {
 }
 
 impl NbdExport {
-    /// Nothing yet, on these cores, of which there is at least one.
+    /// Serves nothing yet, on these cores; there must be at least one.
     pub fn new(cores: Vec<CoreHandle>, nvme_limits: &Limits) -> Result<NbdExport, StackError> {
         let server = Nbd::new([], nbd_limits(nvme_limits)).map_err(|error| setup_error(&error))?;
         let listeners = Listeners::new(cores[0].clone());
         Ok(NbdExport { server: server.with_cores(cores), offered: BTreeMap::new(), listeners, default: None })
     }
 
-    /// Has clients that name no export get the first of the plan, and no other one while that is not open.
+    /// Makes the first export of the plan the default for clients that name none; while it is not open, there is no
+    /// default.
     fn set_default(&mut self, plan: &Plan) {
         let names = plan.subsystems.iter().flat_map(|subsystem| {
             subsystem.namespaces.iter().filter_map(|namespace| export_name(subsystem, namespace))
@@ -56,7 +57,7 @@ impl NbdExport {
         self.server.set_default(self.default.clone());
     }
 
-    /// Takes away what is not wanted, or is another device now.
+    /// Withdraws what is no longer wanted, or is another device now.
     fn remove_others(&mut self, wanted: &[Wanted<'_>]) -> Result<(), StackError> {
         let stays = |name: &String, device: &Weak<ServedDevice>| {
             let is_same =
@@ -97,7 +98,7 @@ impl NbdExport {
         self.listeners.change(&plan.places_of(NBD), serve).await
     }
 
-    /// What clients on this machine type for an export.
+    /// The URI of an export for clients on this machine.
     fn uri(&self, name: &str) -> Option<String> {
         let at_address =
             self.listeners.addresses().next().map(|(_, address)| export_uri(on_this_machine(address), name));
@@ -150,7 +151,7 @@ impl export::Export for NbdExport {
         name.map_or(Ok(()), |name| self.remove_name(&name))
     }
 
-    /// Clients that connect from now on see the device as it is now.
+    /// Clients that connect from now on see the current size of the device.
     fn resize(&mut self, device: &Rc<ServedDevice>, _: &Subsystems) -> Result<(), StackError> {
         let names = self.offered.iter().filter(|(_, offered)| Weak::as_ptr(offered) == Rc::as_ptr(device));
         for (name, _) in names {
@@ -242,6 +243,6 @@ fn client_status(client: Client) -> ClientStatus {
 }
 
 fn setup_error(error: &SetupError) -> StackError {
-    // Names were checked with the plan, and exports are taken away by the names they have.
+    // Names were checked with the plan, and exports are removed by their existing names.
     StackError::new(Cause::Usage, "serve over NBD", error)
 }

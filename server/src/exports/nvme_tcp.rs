@@ -1,4 +1,4 @@
-//! The export over NVMe/TCP: subsystems for hosts. Its names are those by which everything else knows a namespace.
+//! The export over NVMe/TCP: subsystems for hosts. All other parts identify a namespace by its names here.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -30,7 +30,7 @@ pub struct NvmeExport {
 }
 
 impl NvmeExport {
-    /// Nothing yet, on these cores, of which there is at least one.
+    /// Serves nothing yet, on these cores; there must be at least one.
     pub fn new(cores: Vec<CoreHandle>, limits: &Limits) -> Result<NvmeExport, StackError> {
         let target = Target::new([], limits.clone()).map_err(|error| setup_error(&error))?;
         let listeners = Listeners::new(cores[0].clone());
@@ -47,7 +47,8 @@ impl NvmeExport {
         let removed: Vec<u32> = old.spaces.keys().copied().filter(|nsid| !stays(nsid)).collect();
         let (mut added, mut added_again) = (Vec::new(), Vec::new());
         for (nsid, space) in new.spaces.iter().filter(|(nsid, _)| !stays(nsid)) {
-            // A host takes another namespace with the identifier of one that it has for an error. So that one goes in a change of its own.
+            // A host treats it as an error if another namespace appears with the identifier of one that it has. So it
+            // is added in a separate step.
             let step = if old.spaces.contains_key(nsid) { &mut added_again } else { &mut added };
             step.push((*nsid, space.namespace()?));
         }
@@ -97,7 +98,7 @@ impl NvmeExport {
         Ok(())
     }
 
-    /// Sets the addresses that discovery reports for listeners behind a translated address.
+    /// Sets the addresses that discovery reports for listeners behind address translation.
     fn advertise(&mut self, plan: &Plan) {
         let of = |(planned, address)| {
             let advertised = plan.advertised.iter().find(|(of, _)| *of == planned)?.1;
@@ -131,7 +132,7 @@ impl Export for NvmeExport {
 
     fn offer(&mut self, Change { plan, wanted, .. }: Change<'_>) -> Result<(), StackError> {
         let offered = self.target.subsystems();
-        // In the order of the file, as discovery lists them.
+        // In the order of the configuration, in which discovery lists them.
         for subsystem in plan.subsystems.iter().filter(|subsystem| !offered.contains(&subsystem.nqn)) {
             if let Some(new) = wanted.get(&subsystem.nqn) {
                 self.target.add_subsystem(new.subsystem()?).map_err(|error| setup_error(&error))?;
@@ -181,7 +182,7 @@ impl Export for NvmeExport {
         let (nqn, nsid) = (subsystem.nqn.as_str(), namespace.nsid);
         let named = Some(nsid).filter(|_| subsystem.namespaces.len() > 1);
         let first = hosts.as_ref().and_then(|hosts| hosts.first()).map(String::as_str);
-        // A subsystem that no host may use gets no URI.
+        // A subsystem that no host may use has no URI.
         let reachable =
             self.listeners.addresses().next().filter(|_| hosts.as_ref().is_none_or(|hosts| !hosts.is_empty()));
         let uri = reachable.map(|(_, address)| namespace_uri(on_this_machine(address), nqn, named, first));
@@ -189,7 +190,7 @@ impl Export for NvmeExport {
         vec![ExportStatus { protocol, name, nsid: Some(nsid), hosts, uri, read_only }]
     }
 
-    /// Subsystems stand in the order in which hosts discover them.
+    /// Subsystems are in the order in which hosts discover them.
     fn serving(&self, _: &Subsystems, serving: &mut Serving) {
         serving.listeners = self.listeners.addresses().map(|(_, address)| address).collect();
         let order: Vec<String> = self.target.subsystems().iter().map(Nqn::to_string).collect();

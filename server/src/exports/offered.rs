@@ -1,7 +1,8 @@
-//! What is offered over NVMe/TCP: subsystems with their namespaces, and the identities by which hosts recognise them.
+//! What is served over NVMe/TCP: subsystems with their namespaces, and the identities by which hosts recognise them.
 //!
-//! A namespace whose device has no UUID gets one made from this machine's identity and the target's name, so that it is the same at
-//! every start and another one on every machine: Linux refuses a namespace whose identity another subsystem has shown it.
+//! A namespace whose device has no UUID gets one made from this machine's identity and the target's name. So it is the
+//! same at every start, but differs between machines: Linux refuses a namespace whose identity it has already seen in
+//! another subsystem.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +18,7 @@ use sealblock_stack::{Cause, StackError};
 use crate::devices::ServedDevice;
 use crate::plan::{NamespacePlan, SubsystemPlan};
 
-/// The room for a serial number (Base, Identify Controller, field SN).
+/// The length of the serial number field (Base, Identify Controller, field SN).
 const SERIAL_BYTES: usize = 20;
 
 /// The UUIDs of namespaces, and their targets.
@@ -25,7 +26,7 @@ pub type Identities = BTreeMap<[u8; 16], TargetName>;
 
 /// A subsystem that is offered.
 pub struct Offered {
-    /// As it is planned.
+    /// Its plan.
     pub plan: SubsystemPlan,
     /// Its serial number.
     pub serial: String,
@@ -36,16 +37,16 @@ pub struct Offered {
 /// A namespace that is offered.
 #[derive(Clone)]
 pub struct OfferedNamespace {
-    /// As it is planned.
+    /// Its plan.
     pub plan: NamespacePlan,
     /// Its identity.
     pub uuid: [u8; 16],
-    /// What it is of.
+    /// Its device.
     pub device: Rc<ServedDevice>,
 }
 
 impl OfferedNamespace {
-    /// A namespace, or why it cannot be offered.
+    /// A namespace, or the error if it cannot be served.
     pub fn new(
         nqn: &Nqn,
         plan: &NamespacePlan,
@@ -54,31 +55,31 @@ impl OfferedNamespace {
     ) -> Result<OfferedNamespace, StackError> {
         let place = format!("{nqn} {}", plan.nsid);
         let uuid = plan.uuid.or(device.volume_uuid).unwrap_or_else(|| derived_identity(&plan.target, &place));
-        // Hosts take two namespaces with one UUID for two paths to one namespace.
+        // Hosts treat two namespaces with one UUID as two paths to one namespace.
         if let Some(other) = taken.get(&uuid) {
             return Err(StackError::new(Cause::Unsuitable, "serve", format!("it has the identity of {other}"))
                 .on(&plan.target)
                 .advise("set another uuid in the configuration"));
         }
         let space = OfferedNamespace { plan: plan.clone(), uuid, device };
-        // Created again when it is offered; here only to find errors early.
+        // It is created again when it is offered; this only detects errors early.
         space.namespace()?;
         taken.insert(uuid, plan.target.clone());
         Ok(space)
     }
 
-    /// True if hosts see no difference between both.
+    /// True if hosts see no difference between the two.
     pub fn is_same(&self, other: &OfferedNamespace) -> bool {
         let shows = |space: &OfferedNamespace| space.plan.protection;
         Rc::ptr_eq(&self.device, &other.device) && self.uuid == other.uuid && shows(self) == shows(other)
     }
 
-    /// Gives the device the name that the plan has for it.
+    /// Gives the device the name that it has in the plan.
     pub fn rename(&self) {
         self.device.target.set(&self.plan.target);
     }
 
-    /// The namespace for the export; fails where its tags are to be shown and it has none.
+    /// The namespace for the export; an error if its tags are to be visible but it has none.
     pub fn namespace(&self) -> Result<Namespace, StackError> {
         let namespace = Namespace::new(self.device.shared(), self.uuid).with_state(Arc::clone(&self.device.state));
         namespace.with_visibility(self.plan.protection).map_err(|error| setup_error(&error).on(&self.plan.target))
@@ -101,7 +102,7 @@ impl Offered {
     }
 }
 
-/// The identity of a target without one of its own. `subsystem` distinguishes targets without a path, such as memory.
+/// The identity of a target that has none of its own. `subsystem` distinguishes targets without a path, such as memory.
 pub(crate) fn derived_identity(target: &TargetName, subsystem: &str) -> [u8; 16] {
     let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let place = match target.path() {
@@ -111,13 +112,13 @@ pub(crate) fn derived_identity(target: &TargetName, subsystem: &str) -> [u8; 16]
     uuid_of(&[machine.trim(), &place])
 }
 
-/// The serial number of a subsystem that was given none: the same as long as it has its name, whatever namespaces come and go,
-/// and on every machine that offers it.
+/// The serial number of a subsystem without a configured one. It stays the same as long as the name does, whatever its
+/// namespaces are, and on every machine that serves it.
 pub fn serial_of(nqn: &Nqn) -> String {
     hex(&uuid_of(&[nqn.as_str()])[..SERIAL_BYTES / 2])
 }
 
-/// A subsystem or namespace that the export does not take.
+/// The error for a subsystem or namespace that the export refuses.
 pub fn setup_error(error: &SetupError) -> StackError {
     let failure = |cause| StackError::new(cause, "serve", error);
     match error {

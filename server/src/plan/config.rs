@@ -1,7 +1,7 @@
-//! The configuration file: TOML becomes a [`Plan`].
+//! The configuration file: parses TOML into a [`Plan`].
 //!
-//! A key that is not known is an error, and every error names the file and the line. Nothing is opened here. Relative paths
-//! are relative to the folder of the file, wherever the server was started: a service manager starts it in `/`.
+//! An unknown key is an error, and every error names the file and the line. Nothing is opened here. Relative paths are
+//! relative to the folder of the file, wherever the server was started; a service manager starts it in `/`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -32,20 +32,20 @@ use crate::plan::{
     BlockDevicePlan, Listening, NBD, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan, nbd_address, nvme_address,
 };
 
-/// The file that is used when nothing else is said.
+/// The default name of the file.
 pub const DEFAULT_NAME: &str = "sealblock.toml";
-/// Bytes of a configuration at most.
+/// The maximum bytes of a configuration.
 const MAX_BYTES: u64 = 16 << 20;
-/// Max. characters that are shown of a line, of TOML's message for it, and of any reason.
+/// The maximum number of characters shown of a line, of TOML's message for it, and of any reason.
 const MAX_LINE_CHARS: usize = 120;
 const MAX_MESSAGE_CHARS: usize = 400;
 const MAX_WHY_CHARS: usize = 1000;
-/// The most that limits may be. Sums and products of them fit with a wide margin: the largest, a transfer of 1 GiB with tags for each
-/// connection, is less than 2^47.
+/// The maximum values of limits. Sums and products of them fit with a wide margin: the largest, a transfer of 1 GiB
+/// with tags for each connection, is below 2^47.
 const MAX_CONNECTIONS: u64 = 1 << 16;
 const MAX_TOTAL: ByteCount = ByteCount::new(1 << 44);
 const MAX_TIME: Duration = Duration::from_secs(365 * 86_400);
-/// The longest time between scrubs: dates that far ahead can be computed with.
+/// The longest time between scrubs; dates that far ahead can still be computed.
 const MAX_EVERY: Duration = Duration::from_secs(36_500 * 86_400);
 
 #[derive(Deserialize)]
@@ -165,7 +165,7 @@ fn yes() -> bool {
     true
 }
 
-/// A value that is written as the command line has it.
+/// A value in the same form as on the command line.
 struct Written<T>(T);
 
 impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Written<T> {
@@ -225,7 +225,8 @@ fn uuid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<[u8; 16]>, D::Error
     uuid_from(&text).map(Some).ok_or_else(|| de::Error::custom(error()))
 }
 
-/// How namespaces are scrubbed: `[scrub]`, and `scrub = { ... }` of a namespace. What is said may be that there is none.
+/// How namespaces are scrubbed: `[scrub]`, and `scrub = { ... }` in a namespace. The inner `None` means that the value
+/// was explicitly set to none.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct ScrubTable {
@@ -236,7 +237,7 @@ struct ScrubTable {
     pause_when_busy: Option<bool>,
 }
 
-/// How often: a time, or `never`.
+/// How often: a duration, or `never`.
 fn every<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<Duration>>, D::Error> {
     let text = String::deserialize(from)?;
     match text.parse() {
@@ -261,7 +262,7 @@ fn rate<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<Rate>>, D::E
 }
 
 impl ScrubTable {
-    /// The settings of a namespace: those of its own table, else those of `all`.
+    /// The settings of a namespace: from its own table, or else from `all`.
     fn over(&self, all: &ScrubTable) -> Settings {
         let usual = Settings::default();
         Settings {
@@ -272,17 +273,17 @@ impl ScrubTable {
     }
 }
 
-/// Reads a configuration.
+/// Reads a configuration file.
 ///
 /// # Errors
-/// When the file cannot be read; bad usage with file and line when it cannot be meant.
+/// If the file cannot be read; bad usage, with file and line, if it is invalid.
 pub fn read(path: &Path) -> Result<Plan, StackError> {
     const ACTION: &str = "load the configuration from";
     let failed = |error: std::io::Error| {
         StackError::io(ACTION, &error).on(path.display()).advise("give the path of an existing file as --config")
     };
     let refused = |why: String| StackError::new(Cause::Usage, ACTION, why).on(path.display());
-    // Checked before the open, which would block on a pipe until it has a writer.
+    // Checked before opening, which would block on a pipe until it has a writer.
     if !fs::metadata(path).map_err(failed)?.is_file() {
         return Err(refused(
             "it is not a regular file; a reload reads it again, so it cannot be a pipe or a device".to_owned(),
@@ -292,10 +293,10 @@ pub fn read(path: &Path) -> Result<Plan, StackError> {
         return Err(refused("the kernel generates its content on each read, and a reload reads it again".to_owned()));
     }
     let mut text = String::new();
-    // Not to wait, whatever the file system is.
+    // Never blocks, whatever the file system is.
     let file = fs::File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path);
     let file = file.map_err(failed)?;
-    // A file may grow.
+    // The file may grow while it is read.
     file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
     if text.len() as u64 > MAX_BYTES {
         return Err(refused(format!("it is larger than {MAX_BYTES} bytes")));
@@ -304,7 +305,8 @@ pub fn read(path: &Path) -> Result<Plan, StackError> {
     Ok(plan.relative_to(path.parent().unwrap_or(Path::new(""))))
 }
 
-/// Whether a path is a file of procfs or a tracing file system. Some of these block until something happens, such as `/proc/kmsg`.
+/// True if a path is a file of procfs or of a tracing file system. Some of these block until something happens, such as
+/// `/proc/kmsg`.
 fn is_made_by_kernel(path: &Path) -> io::Result<bool> {
     const PROC: u64 = 0x9fa0;
     const TRACE: u64 = 0x7472_6163;
@@ -312,7 +314,7 @@ fn is_made_by_kernel(path: &Path) -> io::Result<bool> {
     Ok([PROC, TRACE, DEBUG].contains(&(statfs(path)?.f_type as u64)))
 }
 
-/// The beginning of a text.
+/// The beginning of a text, up to this number of characters.
 fn cut(text: &str, chars: usize) -> String {
     match text.char_indices().nth(chars) {
         Some((at, _)) => format!("{} ...", &text[..at]),
@@ -320,8 +322,8 @@ fn cut(text: &str, chars: usize) -> String {
     }
 }
 
-/// What is wrong with a text that is no TOML, or not this one's, with a part of the line. The file may be another one than was meant, and its
-/// content is nobody's to see.
+/// The error for a text that is not TOML, or not a valid configuration, with a part of the line. The file may not be
+/// the intended one, and its content must not be revealed.
 fn toml_error(error: &toml::de::Error, text: &str) -> String {
     let message = cut(&plain_types(error.message()), MAX_MESSAGE_CHARS);
     let Some(span) = error.span() else { return message };
@@ -335,7 +337,7 @@ fn toml_error(error: &toml::de::Error, text: &str) -> String {
     format!("TOML line {number}, column {column}: {message}\n{number} | {before}{}", printable(&part))
 }
 
-/// The message of a TOML error with the names of Rust's types replaced by what to write.
+/// The message of a TOML error, with the names of Rust types replaced by what to write.
 fn plain_types(message: &str) -> String {
     let Some((found, expected)) = message.rsplit_once("expected ") else { return message.to_owned() };
     let expected = match expected {
@@ -351,7 +353,7 @@ fn plain_types(message: &str) -> String {
 /// Parses a plan.
 ///
 /// # Errors
-/// What is wrong, and on which line.
+/// What is wrong, and in which line.
 pub fn parse(text: &str) -> Result<Plan, String> {
     let file: File = toml::from_str(text).map_err(|error| toml_error(&error, text))?;
     let line = |at: usize| 1 + text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
@@ -386,7 +388,7 @@ pub fn parse(text: &str) -> Result<Plan, String> {
     Ok(plan)
 }
 
-/// Where NBD clients are listened for: each table has the one or the other.
+/// Where NBD clients are accepted; each table has an address or a socket.
 fn nbd(tables: Vec<Spanned<NbdTable>>, line: &impl Fn(usize) -> usize) -> Result<Listening, String> {
     let mut listening = Listening::default();
     for table in tables {
@@ -400,7 +402,7 @@ fn nbd(tables: Vec<Spanned<NbdTable>>, line: &impl Fn(usize) -> usize) -> Result
     Ok(listening)
 }
 
-/// Gives namespaces the block devices that tables want of their targets.
+/// Gives namespaces the block devices that tables request for their targets.
 fn block_devices(
     tables: Vec<Spanned<UblkTable>>,
     subsystems: &mut [SubsystemPlan],
@@ -437,10 +439,10 @@ fn block_devices(
     Ok(())
 }
 
-/// Refuses limits with which no host is served, and those that no machine can keep. Only `drain` may be 0: then commands in flight are not
-/// waited for.
+/// Refuses limits with which no host could be served, and those that no machine can provide. Only `drain` may be 0;
+/// then commands in flight are not waited for.
 fn check_limits(table: &LimitsTable) -> Result<(), String> {
-    // Hosts request as many for the admin queue.
+    // Hosts request this many for the admin queue.
     const MIN_COMMANDS: u64 = 32;
     let u16_max = u64::from(u16::MAX);
     let counts = [
@@ -482,7 +484,7 @@ fn check_limits(table: &LimitsTable) -> Result<(), String> {
 fn limits(table: &LimitsTable) -> Result<Limits, String> {
     check_limits(table)?;
     let or = Limits::default();
-    // All of them are small enough by now.
+    // All of them are small enough at this point.
     let size = |size: Option<ByteCount>, or: usize| size.map_or(or, |size| size.get() as usize);
     let time = |time: Option<Time>, or: Duration| time.map_or(or, |time| time.0);
     Ok(Limits {

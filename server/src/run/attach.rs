@@ -1,8 +1,8 @@
-//! What `sealblock attach` runs: opens a target, has the kernel use it as a block device, and serves that until a signal, or until it is
-//! detached.
+//! What `sealblock attach` runs: opens a target, attaches it as a block device, and serves it until a signal arrives or
+//! it is detached.
 //!
-//! A signal removes the block device unless it is in use: then it stays, and its requests wait for the next server. So a
-//! mounted file system outlives an update of its server, and a server that is stopped too early loses nothing.
+//! A signal removes the block device unless it is in use; then it stays, and its requests wait for the next server. So
+//! a mounted file system survives an update of its server, and a server that is stopped too early loses nothing.
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -26,7 +26,7 @@ use crate::run::{SHUTDOWN_GRACE, SPIN_US};
 pub struct AttachPlan {
     /// The target.
     pub target: TargetName,
-    /// What it is opened for, should it be a member of a group.
+    /// What it is opened for, if it is a member of a group.
     pub usage: Usage,
     /// How it is attached.
     pub block_device: BlockDevicePlan,
@@ -36,16 +36,16 @@ pub struct AttachPlan {
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum AttachEvent {
-    /// The block device is there.
+    /// The block device exists.
     Attached(AttachedInfo),
-    /// It is gone: a signal came, or it was detached.
+    /// It was removed, because a signal arrived or it was detached.
     Detached {
-        /// Its node.
+        /// Its device node.
         path: PathBuf,
     },
-    /// A signal came while it is in use: it stays, and its requests wait for the next server.
+    /// A signal arrived while it is in use: it stays, and its requests wait for the next server.
     Left {
-        /// Its node.
+        /// Its device node.
         path: PathBuf,
     },
 }
@@ -53,10 +53,10 @@ pub enum AttachEvent {
 /// Attaches until a signal or `detach` ends it, and passes events to `report`.
 ///
 /// # Errors
-/// What kept it from being attached, or from being left clean.
+/// If it could not be attached, or the target could not be closed cleanly.
 pub fn run(plan: &AttachPlan, report: impl Fn(&AttachEvent)) -> Result<(), StackError> {
     let failed = |error| sealblock_stack::start_error(&error);
-    // This thread only gives orders; blocks are the cores' business.
+    // This thread only coordinates; the cores handle blocks.
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).map_err(failed)?;
     let config = Config { spin_us: SPIN_US, ..Config::default() };
     let cores = Cores::start(Placement::Count(plan.block_device.queues.into()), config).map_err(failed)?;
@@ -64,14 +64,15 @@ pub fn run(plan: &AttachPlan, report: impl Fn(&AttachEvent)) -> Result<(), Stack
     let served = reactor.block_on(live(plan, &cores.handles(), &report));
     match served {
         Ok(Ended::Gone) => _ = cores.shutdown(SHUTDOWN_GRACE),
-        // Commands for a block device that is still there end with the process and not before, and a core waits for its commands.
+        // Commands for a block device that still exists end only with the process, and a core would wait for its
+        // commands.
         Ok(Ended::Left) | Err(_) => std::mem::forget(cores),
     }
     served.map(drop)
 }
 
 async fn live(plan: &AttachPlan, cores: &[CoreHandle], report: &impl Fn(&AttachEvent)) -> Result<Ended, StackError> {
-    // From here on a signal is an order to end in good order, even while volumes are being opened.
+    // From here on a signal requests an orderly end, even while volumes are being opened.
     let mut signal = shutdown_signal();
     // The first poll installs its handlers.
     let _ = (&mut signal).now_or_never();
@@ -88,7 +89,7 @@ async fn live(plan: &AttachPlan, cores: &[CoreHandle], report: &impl Fn(&AttachE
     Ok(ended)
 }
 
-/// Nothing is scrubbed here, so nothing happens of its own accord.
+/// Nothing is scrubbed here, so there are no events.
 fn ignore(_: &Event) {}
 
 /// The target as the server opens it.
@@ -108,7 +109,7 @@ fn namespace(plan: &AttachPlan) -> NamespacePlan {
     }
 }
 
-/// Serves an open device until a signal comes or the block device is detached; returns how it ended.
+/// Serves an open device until a signal arrives or the block device is detached; returns how it ended.
 async fn attach(
     plan: &AttachPlan,
     cores: &[CoreHandle],

@@ -12,63 +12,63 @@ use rustix::time::{ClockId, clock_gettime};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::Stream;
 
-/// Signals that are taken at once.
+/// The number of signals that are read at once.
 const PENDING_BYTES: usize = 64;
 
-/// SIGHUP as a future: it completes once for each signal, and several pending ones are one, since each has the whole configuration
-/// read again. SIGHUP no longer ends the process.
+/// SIGHUP as a future: it completes once for each signal; several pending ones count as one, because each causes a
+/// complete reload. SIGHUP no longer ends the process.
 pub struct Hangups(Stream);
 
-/// Where the signals come that were kept since [`Hangups::keep`].
+/// Where signals arrive since [`Hangups::keep`].
 static KEPT: Mutex<Option<UnixStream>> = Mutex::new(None);
 
 impl Hangups {
-    /// Keeps signals from now on, before there is a reactor, for the first [`Hangups::watch`]: a start takes its time, and one that comes
-    /// meanwhile is no reason to end.
+    /// Keeps signals from now on, before there is a reactor, for the first [`Hangups::watch`]: a start takes some time,
+    /// and a SIGHUP meanwhile must not end the process.
     ///
     /// # Errors
-    /// When the system has no socket for it.
+    /// If the system cannot create a socket.
     pub fn keep() -> io::Result<()> {
         let watched = Hangups::register()?;
         *KEPT.lock().unwrap_or_else(PoisonError::into_inner) = Some(watched);
         Ok(())
     }
 
-    /// Watches from now on, and gives the signals that were kept.
+    /// Watches from now on, and delivers the signals that were kept.
     ///
     /// # Errors
-    /// When the system has no socket for it.
+    /// If the system cannot create a socket.
     pub fn watch() -> io::Result<Hangups> {
         let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner).take();
         let watched = kept.map_or_else(Hangups::register, Ok)?;
         Stream::from_fd(watched.into()).map(Hangups)
     }
 
-    /// A signal handler can do no more than write to a socket.
+    /// A signal handler can do little more than write to a socket.
     fn register() -> io::Result<UnixStream> {
         let (read, write) = UnixStream::pair()?;
         signal_hook::low_level::pipe::register(signal_hook::consts::SIGHUP, write)?;
         Ok(read)
     }
 
-    /// Waits for the next signal. Cancel safe: what a dropped receive has taken comes with the next one.
+    /// Waits for the next signal. Cancel safe: signals that a dropped call has read are delivered with the next one.
     pub async fn next(&self) {
         let (received, _) = self.0.recv(Buffer::zeroed(PENDING_BYTES)).await;
         if !received.is_ok_and(|bytes| bytes > 0) {
-            // No signal comes any more.
+            // No more signals arrive.
             pending().await
         }
     }
 }
 
-/// How far the server is.
+/// The state of the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ServiceState {
-    /// It accepts connections, and what is to be read again has been.
+    /// It accepts connections, and a reload has finished.
     Ready,
-    /// It reads the configuration again.
+    /// It reloads the configuration.
     Reloading,
-    /// Requests in flight end before the server stops.
+    /// It is ending, and completes requests in flight first.
     Stopping,
 }
 
@@ -76,7 +76,8 @@ impl ServiceState {
     fn to_text(self) -> String {
         match self {
             ServiceState::Ready => "READY=1".to_owned(),
-            // By the time, `Type=notify-reload` (systemd 253 and later) distinguishes this reload from an earlier one.
+            // With the time, `Type=notify-reload` (systemd 253 and later) distinguishes this reload from an earlier
+            // one.
             ServiceState::Reloading => format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_us()),
             ServiceState::Stopping => "STOPPING=1".to_owned(),
         }
@@ -87,7 +88,7 @@ impl ServiceState {
 pub fn notify(state: ServiceState) {
     let Some(name) = env::var_os("NOTIFY_SOCKET") else { return };
     let address = match name.as_bytes() {
-        // The manual's form of an abstract address.
+        // The form of an abstract address in the manual.
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
         _ => SocketAddr::from_pathname(&name),
     };

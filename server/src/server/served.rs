@@ -35,7 +35,7 @@ impl Server {
         serving
     }
 
-    /// Everything that is offered now, and the server as a whole.
+    /// Everything that is served now, and the server as a whole.
     pub fn served(&self) -> (Vec<NamespaceView>, ServerInfo) {
         let (nbd_listeners, nbd_sockets) = self.exports.listening(NBD);
         let info = ServerInfo {
@@ -50,7 +50,7 @@ impl Server {
         (self.offers(), info)
     }
 
-    /// Where it listens for hosts.
+    /// The addresses on which it listens for hosts.
     fn listeners(&self) -> Vec<SocketAddr> {
         self.exports.listening(NVME).0
     }
@@ -59,7 +59,7 @@ impl Server {
     fn not_open(&self) -> Vec<DeviceStatus> {
         let status = |waiting: &Waiting| {
             let offered = self.offered.get(&waiting.nqn);
-            // No client can reach it by these names yet.
+            // Clients cannot use these names yet.
             let unreached = |export| ExportStatus { uri: None, ..export };
             let exports = offered.map(|offered| self.exports_of(&offered.plan, &waiting.plan));
             waiting.status(exports.into_iter().flatten().map(unreached).collect())
@@ -102,7 +102,7 @@ fn namespace_info(OfferedNamespace { plan, uuid, device }: &OfferedNamespace) ->
         protection: protection_text(geometry.protection),
         protection_shown: plan.protection == PiVisibility::Protected,
         read_only: plan.read_only,
-        // Its export knows.
+        // Set by its export.
         nbd: None,
     }
 }

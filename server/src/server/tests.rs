@@ -1,4 +1,4 @@
-//! What stays the same of a device when its namespaces change, and when it is closed.
+//! What stays the same for a device when its namespaces change, and when it is closed.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -143,7 +143,7 @@ fn a_device_is_closed_when_nobody_uses_it_any_more() {
     with_server(|mut server| async move {
         let stays = subsystem("m", "mem:1MiB", "");
         server.change(&plan(&format!("{stays}{}", subsystem("a", path, "")))).await.unwrap();
-        // As a command in flight has it.
+        // Like a command in flight.
         let used = server.namespace("a");
         let without = plan(&stays);
         {
@@ -158,16 +158,16 @@ fn a_device_is_closed_when_nobody_uses_it_any_more() {
     });
 }
 
-/// What a reload does with a device when one key of its namespace changes.
+/// What a reload does with a device if one key of its namespace changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reload {
-    /// The same device is offered on, open as it was.
+    /// The same device stays open and served.
     Keeps,
-    /// Nothing changes.
+    /// The reload is refused and nothing changes.
     Refuses,
 }
 
-/// Each key of a namespace, but for the target and its place, which name the device; and those of its subsystem.
+/// Each key of a namespace except the target and its place, which identify the device; and the keys of its subsystem.
 const KEYS: [(&str, &str, Reload); 11] = [
     ("", "read_only = true", Reload::Refuses),
     ("", "relocate = false", Reload::Refuses),
@@ -217,7 +217,7 @@ fn memory_with_a_uuid_is_named_by_it() {
     with_server(|mut server| async move {
         server.change(&plan(&subsystem("m", "mem:1MiB", uuid))).await.unwrap();
         let before = Arc::downgrade(&server.state("m"));
-        // In another subsystem, with another number: the same memory.
+        // In another subsystem, with another number: the same memory device.
         server.change(&plan(&subsystem("n", "mem:1MiB", &format!("{uuid}\nnsid = 7")))).await.unwrap();
         assert!(std::ptr::eq(Arc::as_ptr(&server.state("n")), before.as_ptr()));
         for other in ["mem:2MiB", "null:1MiB", "offset:0..9,mem:1MiB"] {

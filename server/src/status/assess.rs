@@ -14,22 +14,22 @@ use crate::dates::date;
 
 /// The health of a device.
 pub struct Verdict {
-    /// In a word.
+    /// As one word.
     pub health: Health,
-    /// In a sentence.
+    /// As one sentence.
     pub summary: String,
-    /// What to do about the worst.
+    /// What to do about the worst finding.
     pub advice: Option<String>,
 }
 
-/// One thing that is wrong.
+/// One finding.
 struct Finding {
     health: Health,
     words: String,
     advice: String,
 }
 
-/// The health of the device `name` of a server that was started at `started_unix_s`.
+/// The health of the device `name` on a server that was started at `started_unix_s`.
 pub fn assess(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Verdict {
     let mut findings = Vec::new();
     findings.extend(damage(name, seen, started_unix_s));
@@ -38,7 +38,7 @@ pub fn assess(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Verdict
     findings.extend(seen.file_errors.iter().map(file_finding));
     findings.extend(failing(seen));
     findings.extend(unchecked(name, seen));
-    // Stable sort: of findings of one severity the first found comes first.
+    // The sort is stable: among findings of one severity, the one found first comes first.
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.health));
     let Some(worst) = findings.first() else {
         return Verdict { health: Health::Healthy, summary: healthy_text(seen), advice: None };
@@ -71,8 +71,8 @@ fn damage(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Option<Find
         };
         return Some(Finding { health, words: seen.damage.to_text(), advice });
     }
-    // What is kept and no longer listed was rewritten since. Where nothing is kept, of runs before the start of this server only
-    // the number of bad blocks is known.
+    // Bad blocks that are kept but no longer listed have been rewritten. If nothing is kept, only the number of bad
+    // blocks is known of runs before the start of this server.
     if seen.damage.not_saved.is_empty() {
         return None;
     }
@@ -218,7 +218,7 @@ fn unchecked(name: &str, seen: &DeviceSnapshot) -> Vec<Finding> {
     findings
 }
 
-/// The health of a server with these devices: a word and a sentence.
+/// The health of a server with these devices: as a word and as a sentence.
 pub fn overall_health(devices: &[Health]) -> (Health, String) {
     let worst = devices.iter().copied().max().unwrap_or_default();
     let all = devices.len();
@@ -341,7 +341,7 @@ mod tests {
         let before = assess("v", &of(STARTED - 10, 2, 0), STARTED);
         assert_eq!(before.health, Health::Damaged);
         assert!(before.summary.ends_with("found 2 bad blocks that could not be repaired"), "{}", before.summary);
-        // Bad blocks of a run of this server are listed until they are rewritten.
+        // Bad blocks found by a run of this server are listed until they are rewritten.
         assert_eq!(assess("v", &of(STARTED + 10, 2, 0), STARTED).health, Health::Healthy);
         assert_eq!(assess("v", &of(STARTED + 10, 0, 3), STARTED).health, Health::Incomplete);
         assert_eq!(assess("v", &of(STARTED - 10, 0, 0), STARTED).health, Health::Healthy);

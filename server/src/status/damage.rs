@@ -1,4 +1,4 @@
-//! Known bad blocks, as `status`, `scrub status`, `mirror status` and `info` show them: how many, where, and in which words.
+//! Known bad blocks, as `status`, `scrub status`, `mirror status` and `info` show them: how many, where, and the text.
 
 use sealblock_block::{DamageCount, DamageRun};
 use sealblock_exports_nvme_tcp::DamageHandle;
@@ -8,53 +8,54 @@ use serde::{Deserialize, Serialize};
 
 use crate::devices::bad_runs::blocks_text;
 
-/// Runs of bad blocks that are listed.
+/// The maximum number of listed runs.
 const MAX_RUNS: usize = 64;
-/// Runs of bad blocks that a sentence names.
+/// The maximum number of runs that a sentence names.
 const MAX_NAMED_RUNS: usize = 4;
 
 /// Blocks that are known to be bad.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct DamageStatus {
-    /// How many at least.
+    /// Their minimum number.
     pub blocks: u64,
-    /// How many at most: where there are too many runs to list, neighbours are listed as one, with good blocks in it.
+    /// Their maximum number: if there are too many runs to list, neighbouring ones are listed as one, which may contain
+    /// good blocks.
     #[serde(default)]
     pub blocks_at_most: u64,
-    /// Whether these are all that were met, and all of them are bad.
+    /// True if these are all bad blocks that were found, and all of them are bad.
     pub complete: bool,
-    /// The first of them as runs.
+    /// The first of them, as runs.
     pub runs: Vec<RunOfDamage>,
-    /// Blocks in none of these runs.
+    /// The number of blocks that are in none of these runs.
     pub unlisted: u64,
-    /// Blocks that hosts have made unreadable on purpose; they are not counted above.
+    /// Blocks that hosts have made unreadable on purpose; not counted above.
     pub made_unreadable: u64,
-    /// Devices whose lists end with the process, each with the reason.
+    /// Devices whose lists are lost when the process ends, each with the reason.
     #[serde(default)]
     pub not_saved: Vec<String>,
-    /// Devices on other hosts whose servers may know of more, each with the reason why that is not known here.
+    /// Devices on other hosts whose servers may know of more, each with the reason why they were not queried.
     #[serde(default)]
     pub not_asked: Vec<String>,
 }
 
-/// Bad blocks that follow each other.
+/// Consecutive bad blocks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RunOfDamage {
     /// The first block.
     pub first: u64,
     /// The last one.
     pub last: u64,
-    /// What is wrong with them: a `field` as of `verify`.
+    /// What is wrong with them: a `field` as in `verify`.
     pub field: String,
 }
 
 impl DamageStatus {
-    /// What is known of a served device.
+    /// What is known about a served device.
     pub fn of_served(known: &DamageHandle) -> DamageStatus {
         DamageStatus::of_runs(&known.runs(), known.is_complete())
     }
 
-    /// What is known of an open target.
+    /// What is known about an open target.
     pub fn of(view: &DamageView) -> DamageStatus {
         let texts = |devices: Vec<(String, &str)>| devices.iter().map(|(name, why)| format!("{name}: {why}")).collect();
         let (not_saved, not_asked) = (texts(view.not_saved()), texts(view.not_asked()));
@@ -69,7 +70,7 @@ impl DamageStatus {
         for run in runs.iter().filter(|run| !run.is_made) {
             let (field, is_full) = (run.cause.as_str(), listed.len() == MAX_RUNS);
             match listed.last_mut() {
-                // No block is joined to the last run once a run was left out.
+                // Once a run was left out, no block is joined to the last run.
                 Some(last) if last.last + 1 == run.first && last.field == field && unlisted == 0 => {
                     last.last = run.last;
                 }
@@ -94,7 +95,7 @@ impl DamageStatus {
         self.blocks.max(self.blocks_at_most) > 0 || !self.complete
     }
 
-    /// How many blocks are bad and where, in words.
+    /// How many blocks are bad, and where, as text.
     pub fn to_text(&self) -> String {
         let named = self.runs.iter().take(MAX_NAMED_RUNS);
         let mut runs: Vec<String> = named.map(|run| blocks_text(run.first, run.last)).collect();

@@ -1,4 +1,4 @@
-//! Files that were deleted, renamed, replaced or cut off under the process that has them open.
+//! Files that were deleted, renamed, replaced or truncated while the process has them open.
 
 use sealblock_media_file::{Backing, BackingError};
 use sealblock_units::ByteCount;
@@ -6,21 +6,21 @@ use serde::{Deserialize, Serialize};
 
 use super::health::Health;
 
-/// What was done to a file under the server that has it open.
+/// What happened to a file that the server has open.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FileError {
     /// The file.
     pub path: String,
     /// `gone`, `replaced` or `cut_off`.
     pub error: String,
-    /// Bytes that are left of one that was cut off.
+    /// The remaining bytes of a truncated file.
     pub left_bytes: Option<u64>,
-    /// Bytes that it had.
+    /// Its previous length in bytes.
     pub length_bytes: Option<u64>,
 }
 
 impl FileError {
-    /// What was wrong with a file when it was looked at last.
+    /// The error found by the last check of a file.
     pub fn of(backing: &Backing) -> Option<FileError> {
         let (error, lengths) = match backing.error()? {
             BackingError::Gone => ("gone", None),
@@ -32,7 +32,7 @@ impl FileError {
         Some(FileError { path, error: error.to_owned(), left_bytes, length_bytes })
     }
 
-    /// What is wrong, in words.
+    /// The error as text.
     pub fn to_text(&self) -> String {
         let FileError { path, error, left_bytes, length_bytes } = self;
         match (left_bytes.zip(*length_bytes), error.as_str()) {
@@ -44,7 +44,8 @@ impl FileError {
         }
     }
 
-    /// The health of the data in the file: a truncated file has lost data; a file without a name is lost when the server exits.
+    /// The health of the data in the file: a truncated file has lost data; a deleted or replaced file is lost when the
+    /// server exits.
     pub fn health(&self) -> Health {
         if self.left_bytes.is_some() { Health::Damaged } else { Health::Degraded }
     }

@@ -1,27 +1,27 @@
-//! Health in one word, and what a check proves about a block: parts of every reported state.
+//! Health as one word, and what a check proves about a block: parts of every reported state.
 
 use serde::{Deserialize, Serialize};
 
-/// How well something is; later ones are worse.
+/// The health of something; later values are worse.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Health {
-    /// Nothing is known to be wrong.
+    /// No problem is known.
     #[default]
     Healthy,
-    /// Nothing bad is known, and not everything could be checked.
+    /// No problem is known, but not everything could be checked.
     Incomplete,
     /// A copy or a path is missing or out of sync, or requests fail.
     Degraded,
     /// Blocks are bad.
     Damaged,
-    /// One that a later version has.
+    /// A value from a later version.
     #[serde(other)]
     Other,
 }
 
 impl Health {
-    /// In a word.
+    /// As one word.
     pub const fn as_str(self) -> &'static str {
         match self {
             Health::Healthy => "healthy",
@@ -37,14 +37,14 @@ impl Health {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Checked {
-    /// Every block against its seal.
+    /// Every block against its protection information.
     Seals,
-    /// Blocks, or some of them, have no seals: they could be read.
+    /// Some or all blocks have no protection information; they could be read.
     Readability,
 }
 
 impl Checked {
-    /// What a device is checked against whose blocks have seals, or have not.
+    /// What the blocks of a device are checked against, if they have protection information or not.
     pub const fn of(seals: bool) -> Checked {
         if seals { Checked::Seals } else { Checked::Readability }
     }

@@ -1,4 +1,4 @@
-//! The state of a mirror and its replicas: what `mirror status --json` prints and a server sends.
+//! The state of a mirror and its replicas, as `mirror status --json` prints it and a server sends it.
 
 use sealblock_block::WhyOlder;
 use sealblock_layers_mirror::label::ReplicaState;
@@ -11,13 +11,13 @@ use super::damage::DamageStatus;
 use super::files::FileError;
 use super::health::Health;
 
-/// The state of a replica that no label makes one.
+/// The state of a device without a label that makes it a replica.
 const UNLABELLED: &str = MirrorState::Unlabelled.as_str();
 
-/// The state of a mirror. `docs/formats/json.md` is the contract.
+/// The state of a mirror. `docs/formats/json.md` defines it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MirrorStatus {
-    /// Its identity, as its labels have it; `None` without any.
+    /// Its identity from its labels; `None` if there are none.
     #[serde(default)]
     pub uuid: Option<String>,
     /// Its name, if it has one.
@@ -27,41 +27,43 @@ pub struct MirrorStatus {
     pub state: String,
     /// Bytes of a region, the unit of `out_of_sync_bytes`.
     pub region_bytes: u64,
-    /// Bytes of the regions that changes are marked for, which a crash would have compared.
+    /// Bytes of the regions that are marked for changes, which would be compared after a crash.
     pub dirty_bytes: u64,
-    /// The most that `dirty_bytes` can be, beside regions in which replicas differ. An older server does not say.
+    /// The maximum of `dirty_bytes`, not counting regions in which replicas differ. An older server does not report it.
     #[serde(default)]
     pub max_dirty_bytes: Option<u64>,
     /// Bytes of the regions in which replicas may differ, until they are reconciled.
     #[serde(default)]
     pub nosync_bytes: u64,
-    /// Why blocks may be older than what was written, if so: every in-sync replica lacks something, such as its log.
+    /// Why blocks may be older than the last writes, if they may: every in-sync replica lacks something, such as its
+    /// log.
     #[serde(default)]
     pub may_be_older: Option<String>,
-    /// Blocks that were requested and had no good copy.
+    /// Blocks that were requested but had no good copy.
     pub lost_blocks: u64,
-    /// Its replicas; those that were taken out are `removed` until another replica gets their index.
+    /// Its replicas; removed ones are listed as `removed` until another replica gets their index.
     pub replicas: Vec<ReplicaStatus>,
 }
 
 /// The state of a replica.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ReplicaStatus {
-    /// The target name it was opened by.
+    /// The target name by which it was opened.
     pub name: String,
-    /// `in_sync`, `out_of_sync`, `resyncing` or `removed`; `unlabelled` where no label says.
+    /// `in_sync`, `out_of_sync`, `resyncing` or `removed`; `unlabelled` if there is no label.
     pub state: String,
     /// True if its device can be reached.
     pub online: bool,
-    /// Why it is offline or was marked out of sync.
+    /// Why it is offline, or why it was marked out of sync.
     pub last_error: Option<String>,
-    /// Bytes of the regions that are still to resync.
+    /// Bytes of the regions that remain to be resynced.
     pub out_of_sync_bytes: u64,
     /// Bytes that resyncs wrote since the mirror was opened.
     pub resynced_bytes: u64,
     /// Blocks that were rewritten from another replica since the mirror was opened.
     pub repaired_blocks: u64,
-    /// Blocks of which it has an older copy and no replica has a newer one; `mirror accept-stale` makes these current.
+    /// Blocks of which it has an older copy while no replica has a newer one; `mirror accept-stale` makes these copies
+    /// current.
     #[serde(default)]
     pub stale_blocks: u64,
     /// How often it was marked out of sync since the mirror was opened.
@@ -69,16 +71,16 @@ pub struct ReplicaStatus {
     /// Its files that were deleted, renamed, replaced or truncated.
     #[serde(default)]
     pub file_errors: Vec<FileError>,
-    /// Copies of its metadata that were lost when it was opened, and that were not written anew, as texts for people.
+    /// Copies of its metadata that were lost when it was opened and have not been rewritten, as text for people.
     #[serde(default)]
     pub lost_metadata: Vec<String>,
-    /// Blocks of it that are known to be bad; `None` if it was not open since the mirror was.
+    /// Its known bad blocks; `None` if it has not been open since the mirror was opened.
     #[serde(default)]
     pub damage: Option<DamageStatus>,
 }
 
 impl MirrorStatus {
-    /// The state of `mirror` now, as far as its labels, its replicas and the files that these lie in show it.
+    /// The current state of `mirror`, as its labels, its replicas and their files show it.
     pub fn of(mirror: &OpenMirror) -> MirrorStatus {
         let files = mirror.files();
         let errors_of = |name: &str| {
@@ -108,14 +110,14 @@ impl MirrorStatus {
         status
     }
 
-    /// Why blocks may be older than what was written, if so.
+    /// Why blocks may be older than the last writes, if they may.
     pub fn why_older(&self) -> Option<WhyOlder> {
         let named = self.may_be_older.as_deref()?;
         Some(WhyOlder::ALL.into_iter().find(|why| why.as_str() == named).unwrap_or(WhyOlder::Unknown))
     }
 
-    /// The state of a mirror whose replicas lie in files with these errors and have these bad blocks. A mirror whose replica has
-    /// lost its file or blocks is not optimal, although no request has failed of it yet.
+    /// The state of a mirror whose replicas' files have these errors and these bad blocks. A mirror with a replica that
+    /// has lost its file or blocks is not optimal, even if no request has failed because of it yet.
     fn with(
         mirror: &MirrorInfo,
         errors_of: impl Fn(&str) -> Vec<FileError>,
@@ -150,11 +152,11 @@ impl MirrorStatus {
         }
     }
 
-    /// How well it is: healthy only if every replica is online and in sync and has its file.
+    /// Its health: healthy only if every replica is online, in sync, and has its file.
     pub fn health(&self) -> Health {
         let state = match &self.state {
             state if state == MirrorState::Optimal.as_str() => Health::Healthy,
-            // Blank devices lack nothing, and nothing makes them one.
+            // Blank devices lack nothing, but nothing makes them a mirror.
             state if state == MirrorState::Unlabelled.as_str() => Health::Incomplete,
             _ => Health::Degraded,
         };
@@ -189,18 +191,18 @@ impl ReplicaStatus {
         }
     }
 
-    /// True if blocks of it are bad, or may be.
+    /// True if it has blocks that are bad, or may be.
     pub fn has_damage(&self) -> bool {
         self.damage.as_ref().is_some_and(DamageStatus::has_any)
     }
 
-    /// True if this is its state.
+    /// True if it is in this state.
     pub fn is(&self, state: ReplicaState) -> bool {
         self.state == state.as_str()
     }
 }
 
-/// A state of a replica for people.
+/// The state of a replica as text for people.
 pub fn state_text(state: &str) -> String {
     state.replace('_', " ")
 }
@@ -253,7 +255,7 @@ mod tests {
         let bad = DamageStatus { blocks: 1, blocks_at_most: 1, complete: true, ..DamageStatus::default() };
         let status = MirrorStatus::with(&whole, |_| Vec::new(), |name| Some(bad.clone()).filter(|_| name == "b"));
         assert_eq!((status.state.as_str(), status.health()), (MirrorState::Degraded.as_str(), Health::Damaged));
-        // A replica that is away serves nothing from its file.
+        // An offline replica serves nothing from its file.
         let away = seen(&mirror(MirrorState::Degraded, false), Some(of("gone", None)));
         assert_eq!(away, words(MirrorState::Degraded, Health::Degraded, 0));
     }

@@ -1,4 +1,4 @@
-//! The state of a scrub: what `scrub status --json` prints and a server sends.
+//! The state of a scrub, as `scrub status --json` prints it and a server sends it.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -10,46 +10,46 @@ use serde::{Deserialize, Serialize};
 use super::damage::DamageStatus;
 use super::health::{Checked, Health};
 
-/// How the scrub of a target is. `docs/formats/json.md` is the contract. Times are seconds since 1970.
+/// The state of a target's scrub. `docs/formats/json.md` defines it. Times are seconds since 1970.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ScrubStatus {
-    /// The target, as it is served, or as the command names it.
+    /// The target, by the server's name for it, or by the name in the command.
     pub target: String,
     /// The process that serves it; `None` if none does.
     pub server_pid: Option<u32>,
-    /// What the scrub does.
+    /// What the scrub is doing.
     pub state: StateWord,
     /// True if it yields to other requests.
     pub yielding: bool,
-    /// The next block that is checked.
+    /// The next block to be checked.
     pub position: u64,
     /// Blocks of the target.
     pub blocks: u64,
     /// Bytes in a block.
     pub block_size: usize,
-    /// How far the run is, from 0 to 100.
+    /// The progress of the run, from 0 to 100.
     pub percent: f64,
-    /// The limit, in bytes a second.
+    /// The limit in bytes per second.
     pub rate: Option<NonZeroU64>,
-    /// Bytes a second of the run until now.
+    /// The average bytes per second of the run so far.
     pub speed: Option<u64>,
-    /// Seconds that are left at that speed.
+    /// The remaining seconds at that speed.
     pub left_s: Option<u64>,
     /// Seconds between runs.
     pub every_s: Option<u64>,
     /// When the next scheduled scrub starts.
     pub next_unix_s: Option<u64>,
-    /// When one over all blocks was finished last.
+    /// When the last scrub of all blocks was finished.
     pub completed_unix_s: Option<u64>,
     /// What its blocks are checked against.
     pub checked: Checked,
     /// The run in progress.
     pub run: Option<RunStatus>,
-    /// The last runs, oldest first.
+    /// The last runs, the oldest first.
     pub runs: Vec<RunStatus>,
     /// Where the state is saved.
     pub saved: SavedWord,
-    /// Why it is saved in memory only.
+    /// Why it is saved only in memory.
     pub saved_why: Option<String>,
     /// Why the scrub is suspended.
     pub error: Option<String>,
@@ -58,7 +58,7 @@ pub struct ScrubStatus {
     pub damage: Option<DamageStatus>,
 }
 
-/// What a scrub does.
+/// What a scrub is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StateWord {
@@ -70,7 +70,7 @@ pub enum StateWord {
     Paused,
     /// It waits for its schedule.
     Waiting,
-    /// It has a run, which continues when the target is served.
+    /// It has an unfinished run, which continues when the target is served.
     Interrupted,
 }
 
@@ -101,7 +101,8 @@ pub struct RunStatus {
     pub repaired: u64,
     /// Of these, those that were not.
     pub unrepaired: u64,
-    /// Blocks of which a copy was not checked: its member was away or out of sync, or failed without naming blocks.
+    /// Blocks of which a copy was not checked, because its member was offline or out of sync, or failed without
+    /// reporting which blocks.
     pub unchecked: u64,
     /// How it ended.
     pub result: Option<ResultWord>,
@@ -113,7 +114,7 @@ pub struct RunStatus {
 pub enum ResultWord {
     /// At the last block, with every copy of every block checked.
     Finished,
-    /// At the last block, and not everything could be checked.
+    /// At the last block, but not everything could be checked.
     Incomplete,
     /// By a command.
     Stopped,
@@ -154,7 +155,7 @@ impl ScrubStatus {
         }
     }
 
-    /// The status of a target that this process serves.
+    /// The state of a target that this process serves.
     pub fn served(target: String, device: &impl Device, view: &ScrubView, every: Option<Duration>) -> ScrubStatus {
         let state = match view.state {
             ScrubState::Idle => StateWord::Idle,
@@ -175,13 +176,13 @@ impl ScrubStatus {
         }
     }
 
-    /// The run in progress, or else the last one.
+    /// The run in progress, or otherwise the last one.
     pub fn last_run(&self) -> Option<&RunStatus> {
         self.run.as_ref().or(self.runs.last())
     }
 
-    /// What is known to be bad now, and what the last run could not check. Where no list is kept, what the last run could not repair
-    /// counts as bad, as it may be.
+    /// The health from the known bad blocks, and from what the last run could not check. If no list is kept, blocks
+    /// that the last run could not repair count as bad, because they may be.
     pub fn health(&self) -> Health {
         let is_saved = self.damage.as_ref().is_some_and(|damage| damage.not_saved.is_empty());
         let unrepaired = self.last_run().filter(|_| !is_saved).map_or(0, |run| run.unrepaired);

@@ -1,4 +1,4 @@
-//! The state of a server: what `status --json` prints and a server sends.
+//! The state of a server, as `status --json` prints it and a server sends it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use super::health::Health;
 use super::mirror::MirrorStatus;
 use super::scrub::ScrubStatus;
 
-/// How a server is. `docs/formats/json.md` is the contract. Times are seconds since 1970.
+/// The state of a server. `docs/formats/json.md` defines it. Times are seconds since 1970.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ServerStatus {
     /// Its process.
@@ -26,41 +26,42 @@ pub struct ServerStatus {
     pub started_unix_s: u64,
     /// Its control socket.
     pub control: String,
-    /// The worst health of its devices.
+    /// The worst health among its devices.
     pub health: Health,
-    /// The same in a sentence.
+    /// The same as a sentence.
     pub summary: String,
-    /// Where it listens for NVMe/TCP hosts.
+    /// The addresses on which it listens for NVMe/TCP hosts.
     pub listeners: Vec<SocketAddr>,
-    /// Where it listens for NBD clients.
+    /// The addresses on which it listens for NBD clients.
     pub nbd_listeners: Vec<SocketAddr>,
-    /// The Unix sockets where it listens for NBD clients.
+    /// The Unix sockets on which it listens for NBD clients.
     #[serde(default)]
     pub nbd_sockets: Vec<PathBuf>,
-    /// What it serves.
+    /// The devices that it serves.
     pub devices: Vec<DeviceStatus>,
-    /// Who uses it, as far as there is room.
+    /// Its clients, up to a limit.
     pub clients: Vec<ClientStatus>,
-    /// How many more use it.
+    /// The number of clients that are not listed.
     pub clients_unlisted: u64,
-    /// The last warnings and errors that it logged, oldest first: objects as of `serve --json` on standard error.
+    /// The last warnings and errors that it logged, the oldest first: the same objects as on the standard error of
+    /// `serve --json`.
     pub errors: Vec<Map<String, Value>>,
 }
 
-/// How a served device is.
+/// The state of a served device.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct DeviceStatus {
-    /// What it is.
+    /// The target.
     pub target: String,
-    /// How well it is.
+    /// Its health.
     pub health: Health,
-    /// The same in a sentence.
+    /// The same as a sentence.
     pub summary: String,
     /// What to do about it.
     pub advice: Option<String>,
-    /// By what names it is served.
+    /// The names by which it is served.
     pub exports: Vec<ExportStatus>,
-    /// Why not open, where it is not.
+    /// Why it is not open, if it is not.
     #[serde(default)]
     pub opening: Option<OpeningStatus>,
     /// Its state, if it responded.
@@ -68,14 +69,14 @@ pub struct DeviceStatus {
     pub seen: DeviceSnapshot,
 }
 
-/// How it goes with a target that is to be served and does not open.
+/// The attempts to open a target that is to be served.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct OpeningStatus {
-    /// Why it did not open the last time.
+    /// Why the last attempt failed.
     pub reason: String,
-    /// When it did not open first.
+    /// When the first attempt failed.
     pub since_unix_s: u64,
-    /// How often it was tried.
+    /// The number of attempts.
     pub tries: u64,
     /// True if it is retried automatically.
     pub retried: bool,
@@ -87,28 +88,28 @@ pub struct DeviceSnapshot {
     /// The files and block devices that it was opened with, by canonical paths.
     #[serde(default)]
     pub files: Vec<String>,
-    /// Those of them that were deleted, renamed, replaced or cut off.
+    /// Those that were deleted, renamed, replaced or truncated.
     #[serde(default)]
     pub file_errors: Vec<FileError>,
     /// Why its state is unknown: it is being replaced or closed, or was too slow.
     pub unresponsive: Option<String>,
     /// Blocks that are known to be bad now.
     pub damage: DamageStatus,
-    /// Kinds of requests that fail at present.
+    /// The kinds of requests that fail at present.
     pub failing: Vec<FailingStatus>,
-    /// The mirrors that it is made of, at any depth.
+    /// The mirrors in it, at any depth.
     pub mirrors: Vec<NamedMirror>,
-    /// Its paths.
+    /// Its paths, for a multipath device.
     pub paths: Vec<PathStatus>,
-    /// What is missing of it that neither reads nor checks of blocks meet, in words: what was written last.
+    /// What it has lost that neither reads nor checks of blocks can detect, as text: the last writes.
     pub lost_metadata: Vec<String>,
-    /// Why what an earlier server had answered, and clients had not flushed, may be lost, for each volume of it, as long as those that come are
-    /// told.
+    /// For each of its volumes, why acknowledged but unflushed writes of an earlier server may be lost, as long as
+    /// clients that connect are told so.
     #[serde(default)]
     pub unflushed_lost: Vec<String>,
     /// Its scrub, with the last runs.
     pub scrub: Option<ScrubStatus>,
-    /// What went through it since it was opened.
+    /// The requests that it has executed since it was opened.
     pub io: IoStatus,
 }
 
@@ -119,37 +120,37 @@ pub struct ExportStatus {
     pub protocol: String,
     /// The NQN of the subsystem, the name of the export, or the node of the block device.
     pub name: String,
-    /// Which namespace of the subsystem.
+    /// The identifier of the namespace in the subsystem.
     pub nsid: Option<u32>,
-    /// The hosts that may connect; every one if there is nothing.
+    /// The hosts that may connect; `None` if every host may.
     pub hosts: Option<Vec<String>>,
     /// What clients on this machine type, if there is a listener.
     pub uri: Option<String>,
-    /// Whether clients can only read it.
+    /// True if clients can only read it.
     pub read_only: bool,
 }
 
-/// Requests of one kind of which the last one failed.
+/// Requests of one kind, of which the last one failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FailingStatus {
-    /// What they ask for: `reads`, `writes` or `flushes`.
+    /// The kind: `reads`, `writes` or `flushes`.
     pub requests: String,
     /// Why the last one failed.
     pub reason: String,
-    /// Whose it was.
+    /// The client that sent it.
     pub by: String,
-    /// When the first one failed after the last that did not.
+    /// When the first one failed after the last success.
     pub since_unix_s: u64,
     /// When the last one failed.
     pub last_unix_s: u64,
-    /// How many failed since then.
+    /// How many have failed since then.
     pub times: u64,
 }
 
 /// A mirror, by its target.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NamedMirror {
-    /// What it is.
+    /// The target.
     pub target: String,
     /// Its state.
     #[serde(flatten)]
@@ -159,17 +160,17 @@ pub struct NamedMirror {
 /// A path of a multipath device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PathStatus {
-    /// What it is.
+    /// Its target.
     pub path: String,
-    /// Whether it takes requests.
+    /// True if it accepts requests.
     pub live: bool,
     /// Why not.
     pub error: Option<String>,
-    /// Times that it failed.
+    /// How often it has failed.
     pub failures: u64,
 }
 
-/// What went through a device.
+/// The requests that a device has executed.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct IoStatus {
     /// Requests in flight.
@@ -182,20 +183,20 @@ pub struct IoStatus {
 /// Requests of one operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CountStatus {
-    /// Requests that were answered, errors among them.
+    /// Requests that were completed, including failed ones.
     pub requests: u64,
-    /// Bytes of data that successful ones were about.
+    /// Bytes of data of successful requests.
     pub bytes: u64,
     /// Requests that failed.
     pub errors: u64,
 }
 
-/// Who uses a server.
+/// A client of a server.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ClientStatus {
     /// `nvme` or `nbd`.
     pub protocol: String,
-    /// The host's name; nothing where it said none, or cannot.
+    /// The host's name; `None` if it has none or its protocol has none.
     pub host: Option<String>,
     /// Its address.
     pub from: String,
@@ -203,7 +204,7 @@ pub struct ClientStatus {
     pub name: String,
     /// I/O queues of a host.
     pub queues: Option<u64>,
-    /// For how many seconds it has been there.
+    /// For how many seconds it has been connected.
     pub connected_s: u64,
 }
 

@@ -19,51 +19,51 @@ use crate::exports::export::ListClients;
 use crate::log;
 use crate::plan::shell_word;
 
-/// Clients that are named.
+/// The maximum number of clients that are listed.
 const MAX_CLIENTS: usize = 1024;
-/// Warnings and errors that `status` repeats.
+/// The maximum number of warnings and errors that `status` repeats.
 const MAX_ERRORS: usize = 32;
 
-/// A namespace that is served, by all names it has.
+/// A served namespace, with all its names.
 #[derive(Clone)]
 pub struct NamespaceView {
     /// The target's text.
     pub text: String,
-    /// What it is.
+    /// Its label.
     pub label: TargetLabel,
     /// The NQN of its subsystem.
     pub nqn: String,
-    /// Which namespace of it.
+    /// Its identifier in it.
     pub nsid: u32,
-    /// Where the server listens.
+    /// The addresses on which the server listens.
     pub listeners: Vec<SocketAddr>,
     /// The device.
     pub device: DeviceHandle,
-    /// By what names clients reach it.
+    /// The names by which clients reach it.
     pub exports: Vec<ExportStatus>,
 }
 
-/// What can be looked at of a server, besides its devices.
+/// Information about a server, besides its devices.
 #[derive(Clone)]
 pub struct ServerInfo {
-    /// Who uses each of its exports.
+    /// The clients of each of its exports.
     pub clients: Rc<[ListClients]>,
-    /// Where it listens for hosts.
+    /// The addresses on which it listens for hosts.
     pub listeners: Vec<SocketAddr>,
-    /// Where it listens for NBD clients.
+    /// The addresses on which it listens for NBD clients.
     pub nbd_listeners: Vec<SocketAddr>,
-    /// The Unix sockets where it does.
+    /// The Unix sockets on which it listens for NBD clients.
     pub nbd_sockets: Vec<PathBuf>,
-    /// What is to be served and is not open.
+    /// The namespaces of the plan that are not open.
     pub not_open: Vec<DeviceStatus>,
-    /// What each of these is.
+    /// The identity of each of these.
     pub waiting: Vec<TargetIdentity>,
     /// The control socket.
     pub control: String,
 }
 
 impl ServerInfo {
-    /// How the server is now, and all that it offers.
+    /// The current state of the server and of everything that it serves.
     pub async fn status(&self, offers: &[NamespaceView]) -> ServerStatus {
         let started_unix_s = started_unix_s();
         let mut of_devices: Vec<Vec<&NamespaceView>> = Vec::new();
@@ -103,13 +103,13 @@ impl ServerInfo {
     }
 }
 
-/// When this server was started; settled by the first call.
+/// When this server was started; the first call determines it.
 pub fn started_unix_s() -> u64 {
     static STARTED: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     *STARTED.get_or_init(unix_s)
 }
 
-/// A device by all offers of it.
+/// The status of a device, from all namespaces that serve it.
 async fn device(offers: &[&NamespaceView], started_unix_s: u64) -> DeviceStatus {
     let seen = offers[0].device.snapshot().await;
     let target = offers[0].text.clone();
@@ -126,7 +126,7 @@ async fn device(offers: &[&NamespaceView], started_unix_s: u64) -> DeviceStatus 
 }
 
 impl NamespaceView {
-    /// How what a request names compares with this.
+    /// How the target in a request compares with this one.
     pub fn compare(&self, name: &TargetRef) -> Sameness {
         let same_if = |is_same| if is_same { Sameness::Same } else { Sameness::Different };
         if let Some(nqn) = &name.nqn {
@@ -146,7 +146,7 @@ impl NamespaceView {
 }
 
 impl ServerInfo {
-    /// The target that a request names, if it is to be served and is not open: its text.
+    /// The text of the target that a request refers to, if it is to be served but is not open.
     pub fn waiting_for(&self, name: &TargetRef) -> Option<String> {
         let is_it = |(status, identity): &(&DeviceStatus, &TargetIdentity)| match (&name.nqn, &name.identity) {
             (Some(nqn), _) => {
@@ -161,7 +161,7 @@ impl ServerInfo {
     }
 }
 
-/// Whether who connects to an address of this machine comes to the listener.
+/// True if a connection to an address of this machine reaches the listener.
 pub fn reaches(listener: SocketAddr, address: SocketAddr) -> bool {
     let (own, asked) = (listener.ip().to_canonical(), address.ip().to_canonical());
     let takes_all = own.is_unspecified() && (listener.is_ipv6() || asked.is_ipv4());

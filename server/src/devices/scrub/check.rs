@@ -8,8 +8,8 @@ use sealblock_units::{Extent, Lba};
 
 use crate::devices::bad_runs::BadRun;
 
-/// The bad blocks of the extent, repaired if the device can do that. A failing medium may not name blocks, so halves are tried, down
-/// to single blocks.
+/// The bad blocks of the extent, repaired if the device can do that. A failing medium may not report which blocks fail,
+/// so the extent is halved repeatedly, down to single blocks.
 pub async fn check(gate: &DynDevice, extent: Extent, ask: impl AsyncFn(Request) -> Outcome) -> Result<Tally, Error> {
     let mut tally = Tally::default();
     let mut parts = vec![extent];
@@ -44,7 +44,7 @@ fn operation(gate: &DynDevice, extent: Extent) -> Request {
     }
 }
 
-/// Bad blocks and what became of them.
+/// Bad blocks, and whether they were repaired.
 pub fn to_text(run: &BadRun) -> String {
     let fate = if run.repaired { "repaired" } else { "not repaired" };
     if run.first == run.last {

@@ -1,4 +1,4 @@
-//! Stores a scrub's state in the reserved area of its device, which has to be writable for that.
+//! Saves a scrub's state in the reserved area of its device, which must be writable.
 
 use std::cell::{Cell, RefCell};
 
@@ -8,20 +8,20 @@ use sealblock_scrub::FormatError;
 use sealblock_stack::TargetLabel;
 use sealblock_stack::target::TargetName;
 
-/// Whether the state is saved on the device, and why not.
+/// Whether the state is saved on the device, and if not, why.
 pub struct StateStore {
     target: TargetLabel,
     why_not: RefCell<Option<String>>,
-    /// True if a failure to write was logged.
+    /// True if a failure to write has been logged.
     warned: Cell<bool>,
 }
 
 impl StateStore {
-    /// The store of a device with these abilities.
+    /// The store for a device with these abilities.
     pub fn of(target: &TargetLabel, abilities: &Abilities) -> StateStore {
         let can = |kind| abilities.of(kind) == Ability::Native;
         let why_not = match (can(RequestKind::ReadReserved), can(RequestKind::WriteReserved)) {
-            // The server of a remote device has a scrub of its own, which saves its state there.
+            // The server of a remote device has its own scrub, which saves its state there.
             (true, _) if abilities.offloads => Some("the device belongs to another host".to_owned()),
             (true, true) if is_forgetful(&target.now()) => {
                 Some("data in memory is lost when the server exits".to_owned())
@@ -38,8 +38,8 @@ impl StateStore {
         self.why_not.borrow().clone()
     }
 
-    /// The outcome of reading the saved state, which `restore` takes. A damaged one is replaced; one of a later version is left as it
-    /// is.
+    /// Processes the result of reading the saved state, which is passed to `restore`. A damaged state is replaced; a
+    /// state of a later version is left unchanged.
     pub fn was_read(&self, read: Outcome, restore: impl FnOnce(&[u8]) -> Result<(), FormatError>) {
         let target = &self.target;
         let bytes = match read {
@@ -61,9 +61,9 @@ impl StateStore {
         }
     }
 
-    /// The outcome of writing a state. Returns true if it is saved.
+    /// Processes the result of writing a state. Returns true if it is saved.
     pub fn was_written(&self, written: Outcome) -> bool {
-        // A failure repeats every few seconds; one warning is enough.
+        // A failure is repeated every few seconds, so one warning is enough.
         let was_warned = self.warned.replace(written.is_err());
         if let (Err(error), false) = (&written, was_warned) {
             tracing::warn!("scrub of {}: its state is not saved: {error}", self.target);

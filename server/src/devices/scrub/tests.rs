@@ -1,4 +1,4 @@
-//! The scrub of devices that repair, fail and return.
+//! Tests with devices that repair, fail and return.
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, Error, ErrorKind, Geometry, Limits, RequestKind, Response, Unchecked,
@@ -14,13 +14,13 @@ use crate::status::scrub::{ResultWord, StateWord};
 
 const BLOCKS: u64 = 1000;
 
-/// What becomes of the blocks of a device.
+/// A device with blocks in several bad states.
 struct Ailing {
     geometry: Geometry,
     mends: bool,
-    /// Blocks that its medium does not give, which it says without saying which.
+    /// Blocks that its medium cannot read, without reporting which ones.
     dead: Vec<u64>,
-    /// Blocks that are bad, which it names.
+    /// Blocks that are bad, and that it reports.
     bad: RefCell<Vec<u64>>,
     is_away: Cell<bool>,
     /// Blocks of which it has a copy that it cannot check.
@@ -85,7 +85,7 @@ impl Device for Ailing {
     }
 }
 
-/// Runs a test with the scrub of a device that has begun.
+/// Runs a test with the scrub of a device, after it was configured.
 fn with_scrub<F: Future<Output = ()>>(device: Ailing, test: impl FnOnce(Rc<ScrubTask>, Rc<Ailing>) -> F) {
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).unwrap();
     reactor.block_on(async {
@@ -198,7 +198,7 @@ fn a_device_that_is_away_is_no_damage() {
         assert!(status.error.unwrap().contains("it is offline"));
         assert_eq!(device.asked.borrow().len(), 1, "it is left alone for a while");
         device.is_away.set(false);
-        // A client that knows that it is back need not wait.
+        // A client that knows that the device is back need not wait.
         scrub_task.with_scrub(|scrub, now| scrub.start(now, None, None)).unwrap();
         let status = until(&scrub_task, |status| status.state == StateWord::Idle).await;
         assert_eq!((status.runs[0].blocks, status.error), (BLOCKS, None));

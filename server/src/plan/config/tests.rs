@@ -1,4 +1,4 @@
-//! Configurations that are good, with what they mean, and bad ones, with why.
+//! Valid configurations with their meaning, and invalid ones with the error.
 
 use sealblock_stack::Access;
 
@@ -231,7 +231,7 @@ fn a_configuration_is_a_file_of_some_length() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
-    // It blocks until the kernel has something to say.
+    // Reading this blocks until the kernel logs something.
     let error = super::read(std::path::Path::new("/proc/kmsg")).unwrap_err();
     assert!(error.to_string().contains("the kernel generates its content"), "{error}");
     for path in [std::path::Path::new("/dev/zero"), folder.path(), &pipe] {
@@ -264,7 +264,7 @@ fn of_a_wrong_file_a_part_of_one_line_is_shown() {
         assert!(error.len() < 5000 && error.contains("line "), "{} bytes: {error}", error.len());
         assert!(!error.contains('\u{1b}'), "{error}");
     }
-    // The place of an error far into a line is in what is shown.
+    // Even far into a line, the shown part contains the place of the error.
     std::fs::write(&file, format!("cores = [{}!", "1, ".repeat(1 << 16))).unwrap();
     let error = super::read(&file).unwrap_err().to_string();
     assert!(error.contains("column ") && error.contains("... ") && error.contains('!'), "{error}");
