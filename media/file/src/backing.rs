@@ -1,5 +1,5 @@
-//! Whether open files are still at their paths and as long as they were: an administrator may delete, rename, replace or cut
-//! off a file under a program that has it open, and no request fails of that until it is too late.
+//! Checks that open files are still at their paths and have their length: an administrator may delete, rename, replace
+//! or truncate a file that a program has open, and no request fails because of it until it is too late.
 
 use std::fs::Metadata;
 use std::io;
@@ -21,24 +21,25 @@ pub struct Backing {
     error: Mutex<Option<BackingError>>,
 }
 
-/// What is wrong with the file behind a medium.
+/// What is wrong with the file of a medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BackingError {
     /// Nothing is at its path any more: it was deleted or renamed.
     Gone,
     /// Another file is at its path.
     Replaced,
-    /// It was cut off.
+    /// It was truncated.
     CutOff {
         /// Bytes that are left.
         left_bytes: u64,
-        /// Bytes that there were.
+        /// Its length before.
         length_bytes: u64,
     },
 }
 
 impl Backing {
-    /// Of a file that was opened by this path. A block device is no file: it has its length, and fails when it goes.
+    /// The entry of a file that was opened by this path. A block device is not checked: it keeps its length, and its
+    /// requests fail when it is removed.
     pub(crate) fn new(path: &Path, opened: &Metadata, block_device: bool, length_bytes: u64) -> Arc<Backing> {
         let backing = Arc::new(Backing {
             path: path.to_owned(),
@@ -63,19 +64,19 @@ impl Backing {
         self.length_bytes.load(Ordering::Acquire)
     }
 
-    /// Has it be so long from now on. To be called before the file is made shorter and after it is made longer, so that whoever
-    /// looks at any moment never finds less than there should be.
+    /// Sets the expected length. To be called before the file is made shorter and after it is made longer, so that a
+    /// check at any moment never finds less than expected.
     pub(crate) fn set_length_bytes(&self, length_bytes: u64) {
         self.length_bytes.store(length_bytes, Ordering::Release);
     }
 
-    /// What was wrong when it was looked at last.
+    /// What the last check found wrong.
     pub fn error(&self) -> Option<BackingError> {
         *lock(&self.error)
     }
 
-    /// Looks, which waits for the file system, and gives what is wrong if that is another thing than before. A file system that does
-    /// not tell changes nothing.
+    /// Checks the file, which waits for the file system; returns what is wrong if this has changed since the last
+    /// check. If the file system does not reply, nothing changes.
     pub fn check(&self) -> Option<Option<BackingError>> {
         let found = match std::fs::metadata(&self.path) {
             Ok(there) => self.classify(&there),
@@ -91,13 +92,13 @@ impl Backing {
         if (there.dev(), there.ino()) != self.identity {
             return Some(BackingError::Replaced);
         }
-        // Asked after the file was: see `set_length_bytes`.
+        // The expected length is read after the file's: see `set_length_bytes`.
         let (left_bytes, length_bytes) = (there.len(), self.length_bytes());
         (left_bytes < length_bytes).then_some(BackingError::CutOff { left_bytes, length_bytes })
     }
 }
 
-/// The files, and no block devices, that media of this process stand on now.
+/// The files (not block devices) that media of this process use now.
 pub fn open_files() -> Vec<Arc<Backing>> {
     lock(&OPEN).iter().filter_map(Weak::upgrade).collect()
 }

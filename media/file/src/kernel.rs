@@ -1,6 +1,7 @@
-//! What the kernel knows about an open file: alignment of direct I/O, whether holes can be punched, names of file systems.
+//! What the kernel knows about an open file: alignment of direct I/O, whether holes can be punched, names of file
+//! systems.
 //!
-//! All of it is asked through `statx`, `fstatfs`, `fallocate` and sysfs, so that nothing here needs unsafe code.
+//! All of it is read through `statx`, `fstatfs`, `fallocate` and sysfs, so that nothing here needs unsafe code.
 
 use std::fs::File;
 use std::io;
@@ -25,7 +26,7 @@ pub(crate) struct Alignment {
 }
 
 impl Alignment {
-    /// What goes through the page cache may lie anywhere in memory; sectors are what a disk writes whole.
+    /// For the page cache the data may be anywhere in memory; a sector is what a disk writes as a whole.
     pub(crate) fn buffered(file: &File, block_device: bool) -> Alignment {
         let mut sector_bytes = SMALLEST_SECTOR_BYTES;
         if block_device && logical_sector(file).is_none_or(|bytes| bytes > SMALLEST_SECTOR_BYTES) {
@@ -35,7 +36,8 @@ impl Alignment {
     }
 }
 
-/// Whether a range of a file has no data, as far as the file system tells. The position of the file is not used otherwise.
+/// True if a range of a file has no data, as far as the file system reports it. The position of the file is not used
+/// otherwise.
 pub(crate) fn is_hole(file: impl rustix::fd::AsFd, offset_bytes: u64, length_bytes: u64) -> bool {
     match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(offset_bytes)) {
         Ok(data) => data >= offset_bytes.saturating_add(length_bytes),
@@ -43,8 +45,8 @@ pub(crate) fn is_hole(file: impl rustix::fd::AsFd, offset_bytes: u64, length_byt
     }
 }
 
-/// How a range of a file begins: how many bytes are alike, and whether the file system calls them a hole. Where it does not
-/// tell, all of it is data.
+/// How a range of a file begins: how many bytes are of the same kind, and whether the file system reports them as a
+/// hole. If it does not report this, all of it counts as data.
 pub(crate) fn run_at(file: impl rustix::fd::AsFd, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
     use rustix::fs::{SeekFrom, seek};
     match seek(&file, SeekFrom::Data(offset_bytes)) {
@@ -65,10 +67,10 @@ pub(crate) fn statx(file: impl rustix::fd::AsFd) -> io::Result<Statx> {
     Ok(rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)?)
 }
 
-/// The alignment of direct I/O on a file opened for it, or nothing where it does not work.
+/// The alignment of direct I/O on a file opened for it, or `None` where it does not work.
 pub(crate) fn direct_alignment(file: &File) -> io::Result<Option<Alignment>> {
-    // This file system takes the flag and then keeps the file in the page cache, for want of another place. The nodes of
-    // block devices are on one too.
+    // This file system accepts the flag but keeps the file in the page cache anyway, because it stores it nowhere else.
+    // The nodes of block devices are on one too.
     if file.metadata()?.is_file() && file_system(file).is_ok_and(|name| name == "tmpfs") {
         return Ok(None);
     }
@@ -82,7 +84,7 @@ pub(crate) fn direct_alignment(file: &File) -> io::Result<Option<Alignment>> {
     }
 }
 
-/// The alignment made of what `statx` says, where 0 stands for "no direct I/O".
+/// The alignment from what `statx` reports, where 0 stands for "no direct I/O".
 fn alignment(offset_bytes: u32, memory_bytes: u32) -> Option<Alignment> {
     let sector_bytes = match offset_bytes {
         1..=SMALLEST_SECTOR_BYTES => SMALLEST_SECTOR_BYTES,
@@ -93,8 +95,9 @@ fn alignment(offset_bytes: u32, memory_bytes: u32) -> Option<Alignment> {
     (memory_bytes <= sealblock_runtime_memory::ALIGNMENT).then_some(Alignment { sector_bytes, memory_bytes })
 }
 
-/// Finds the alignment by trying, where the kernel (before 6.1) or the file system does not tell. `read` reads so many bytes of the start, and
-/// says whether there were as many. What it says is no answer but for EINVAL: bytes that cannot be read were asked for as the kernel takes it.
+/// Finds the alignment by trying, if the kernel (before 6.1) or the file system does not report it. `read` reads this
+/// many bytes of the start, and returns whether there were as many. Of its errors only EINVAL counts: on another error
+/// the kernel accepted the alignment, and the bytes are unreadable.
 fn probe_direct(file: &File, read: impl Fn(u32) -> io::Result<bool>) -> io::Result<Option<Alignment>> {
     let is_taken = |length: u32| match read(length) {
         Ok(is_whole) => (true, is_whole),
@@ -109,26 +112,27 @@ fn probe_direct(file: &File, read: impl Fn(u32) -> io::Result<bool>) -> io::Resu
     if may_be_small && is_taken(SMALLEST_SECTOR_BYTES) == (true, true) {
         return Ok(Some(found(SMALLEST_SECTOR_BYTES)));
     }
-    // An empty file tells nothing about smaller sectors; the largest are right everywhere.
+    // An empty file shows nothing about smaller sectors; the largest are always correct.
     Ok(is_taken(LARGEST_SECTOR_BYTES).0.then(|| found(LARGEST_SECTOR_BYTES)))
 }
 
-/// The bytes of a block device's sectors, as far as sysfs tells.
+/// The sector size of a block device, if sysfs reports it.
 fn logical_sector(file: &File) -> Option<u32> {
     let device = file.metadata().ok()?.rdev();
     u32::try_from(queue_limit(libc::major(device), libc::minor(device), "logical_block_size")?).ok()
 }
 
-/// Whether holes can be punched into a file that is open for writing. One that does not let that be tried has none: zeroes are written there.
+/// True if holes can be punched into a file that is open for writing. If this cannot be tried, the file counts as
+/// having none: zeroes are written there.
 pub(crate) fn punches(file: &File, block_device: bool) -> bool {
     let Ok(about) = file.metadata() else { return false };
     if block_device {
         let limit = |name: &str| queue_limit(libc::major(about.rdev()), libc::minor(about.rdev()), name);
-        // Newer kernels tell whether zeroing unmaps; older ones only that the device has both.
+        // Newer kernels report whether zeroing unmaps; older ones only that the device has both.
         let unmaps = limit("write_zeroes_unmap_max_bytes").or_else(|| limit("discard_max_bytes"));
         return unmaps.unwrap_or(0) > 0 && limit("write_zeroes_max_bytes").unwrap_or(0) > 0;
     }
-    // A hole behind the end changes nothing and is refused where there are no holes.
+    // A hole after the end changes nothing, and is refused where holes are not supported.
     let behind = about.len().next_multiple_of(u64::from(LARGEST_SECTOR_BYTES));
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     loop {
@@ -143,8 +147,8 @@ pub(crate) fn punches(file: &File, block_device: bool) -> bool {
     }
 }
 
-/// Whether holes can be punched into files beside this one, which shows it of a file that is open for reading only: a file without
-/// a name is made there and goes away again. Nothing where that cannot be tried.
+/// True if holes can be punched into files in the same folder. It tells this about a file that is open for reading
+/// only: a file without a name is created there and disappears again. `None` if that cannot be tried.
 pub fn punches_beside(path: &Path) -> Option<bool> {
     let path = path.canonicalize().ok()?;
     let beside = rustix::fs::open(path.parent()?, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR).ok()?;
@@ -153,7 +157,7 @@ pub fn punches_beside(path: &Path) -> Option<bool> {
     is_same_system.then(|| punches(&beside, false))
 }
 
-/// Whether a block device has discards, whether or not these zero.
+/// True if a block device supports discards, whether or not these zero.
 pub(crate) fn discards(file: &File) -> bool {
     let device = file.metadata().map_or(0, |about| about.rdev());
     queue_limit(libc::major(device), libc::minor(device), "discard_max_bytes").unwrap_or(0) > 0
@@ -198,7 +202,7 @@ pub(crate) fn file_system(file: impl rustix::fd::AsFd) -> io::Result<String> {
 mod tests {
     use super::*;
 
-    /// What probing finds out about a file of this length whose reads of 512 and of 4096 bytes end so.
+    /// What probing finds for a file of this length if reads of 512 and of 4096 bytes give these results.
     fn probed(length: u64, small: io::Result<bool>, large: io::Result<bool>) -> Option<u32> {
         let file = tempfile::tempfile().unwrap();
         file.set_len(length).unwrap();

@@ -1,7 +1,7 @@
 //! A file or block device as a medium.
 //!
-//! Invariants: with direct I/O every address handed to the kernel is aligned as it asks, by a copy where the caller's is
-//! not; ranges are checked against the length before anything is done.
+//! Invariants: with direct I/O every address handed to the kernel is aligned as the kernel requires, through a copy if
+//! the caller's is not; ranges are checked against the length before anything is done.
 
 use std::cell::{Cell, OnceCell};
 use std::io;
@@ -23,19 +23,19 @@ const ZEROES_BYTES: u64 = 1 << 20;
 /// allocated; a block device may deallocate its blocks.
 const WRITE_ZEROES: i32 = 0x80;
 
-/// How zeroes are made. A way that turns out to be missing is not tried again.
+/// How zeroes are made. A method that turns out to be missing is not tried again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Zeroing {
     /// By the device.
     Device,
-    /// By the file system's books, or by a block device that keeps its blocks allocated.
+    /// By the file system's metadata, or by a block device that keeps its blocks allocated.
     Range,
     /// By writing them.
     Written,
 }
 
 impl Zeroing {
-    /// The best way that leaves blocks allocated.
+    /// The best method that leaves blocks allocated.
     fn first_of(block_device: bool) -> Zeroing {
         if block_device { Zeroing::Range } else { Zeroing::Device }
     }
@@ -50,23 +50,23 @@ pub struct FileInfo {
     pub device: u64,
     /// `st_ino` of a file; 0 of a block device.
     pub inode: u64,
-    /// What carries out its operations, such as "io_uring (...)".
+    /// What executes its operations, such as "io_uring (...)".
     pub backend: String,
-    /// Whether it bypasses the page cache.
+    /// True if it bypasses the page cache.
     pub is_direct: bool,
-    /// Whether it is a block device.
+    /// True if it is a block device.
     pub is_block_device: bool,
-    /// Whether it takes no writes.
+    /// True if it accepts no writes.
     pub is_read_only: bool,
-    /// Whether other processes are locked out; false where the file system has no locks.
+    /// True if other processes are locked out; false where the file system has no locks.
     pub is_locked: bool,
     /// Unit of reads and writes, in bytes.
     pub sector_bytes: u32,
     /// Length in bytes, in whole sectors.
     pub length_bytes: u64,
-    /// Space taken in bytes; nothing is known of a block device.
+    /// Allocated space in bytes; unknown for a block device.
     pub allocated_bytes: Option<u64>,
-    /// The type of the file system it is on; a block device is on none.
+    /// The type of its file system; `None` for a block device.
     pub file_system: Option<String>,
 }
 
@@ -79,14 +79,14 @@ pub struct FileMedium {
     alignment: Alignment,
     direct: bool,
     read_only: bool,
-    /// Of a file that is open for reading, found out when it is asked for.
+    /// For a file that is open for reading: found out when first needed.
     punches: OnceCell<bool>,
-    /// Of a block device that does not punch.
+    /// For a block device that does not punch.
     discards: bool,
     zeroing: Cell<Zeroing>,
     notes: NoteFile,
     pool: Pool,
-    /// What is held open as long as it is.
+    /// Files that stay open as long as the medium.
     kept: Vec<std::fs::File>,
 }
 
@@ -94,8 +94,8 @@ impl FileMedium {
     /// Opens `path` on the current reactor, with ordinary blocking calls. A writer is alone; readers share.
     ///
     /// # Errors
-    /// [`OpenError::InUse`] when another process holds the file, [`OpenError::Kind`] when it is no file, and what the system
-    /// says otherwise.
+    /// [`OpenError::InUse`] if another process has locked the file, [`OpenError::Kind`] if it is neither a file nor a
+    /// block device, and otherwise the error of the system.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -107,7 +107,8 @@ impl FileMedium {
         if opened.direct {
             alignment = kernel::direct_alignment(&opened.file).map_err(failed)?;
             if alignment.is_none() {
-                // Locks are between openings, so this one's is released before the file is opened again.
+                // Locks also conflict between openings of one process, so this one's is released before the file is
+                // opened again.
                 drop(opened);
                 let again = Options { create_new: false, write: options.writes(), buffered: true };
                 opened = open::open(path, again)?;
@@ -147,7 +148,7 @@ impl FileMedium {
         Ok(medium)
     }
 
-    /// Holds files open as long as the medium: those whose locks belong to it.
+    /// Keeps files open as long as the medium: those whose locks belong to it.
     pub fn keep(&mut self, files: Vec<std::fs::File>) {
         self.kept.extend(files);
     }
@@ -157,27 +158,27 @@ impl FileMedium {
         self.backing.path()
     }
 
-    /// The open file, for calls that are no reads and writes, such as commands to a drive.
+    /// The open file, for calls that are not reads and writes, such as commands to a drive.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Whether it bypasses the page cache.
+    /// True if it bypasses the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// Whether it is a block device and not a file.
+    /// True if it is a block device and not a file.
     pub fn is_block_device(&self) -> bool {
         self.block_device
     }
 
-    /// Makes the file `length_bytes` long; new bytes are zeroes that take no space. Durable after the next `sync`. A block
-    /// device keeps its length, and is only asked whether it is long enough.
+    /// Makes the file `length_bytes` long; new bytes are zeroes that take no space. Durable after the next `sync`. The
+    /// length of a block device does not change; it is only checked that it is long enough.
     ///
     /// # Errors
-    /// `ReadOnly` on a medium opened for reading, `NoSpace` when a block device or the file system has no room, `Failed`
-    /// for a length that is no multiple of the sector.
+    /// `ReadOnly` on a medium opened for reading, `NoSpace` if the block device or the file system has no room,
+    /// `Failed` for a length that is not a multiple of the sector.
     pub fn set_len_bytes(&self, length_bytes: u64) -> Result<(), MediumError> {
         const ACTION: &str = "set the length";
         self.check_writable(ACTION, length_bytes)?;
@@ -194,11 +195,11 @@ impl FileMedium {
         self.end_file_at(length_bytes).map_err(|error| MediumError::from_io(ACTION, length_bytes, &error))
     }
 
-    /// Makes the file end at `length_bytes`, in the middle of a sector too, whose rest can then no longer be reached. Durable
-    /// after the next `sync`.
+    /// Makes the file end at `length_bytes`, which may be inside a sector; the rest of that sector is then unreachable.
+    /// Durable after the next `sync`.
     ///
     /// # Errors
-    /// As [`FileMedium::set_len_bytes`]; a block device ends where it ends and is refused as `Unsupported`.
+    /// As for [`FileMedium::set_len_bytes`]; a block device cannot be shortened: `Unsupported`.
     pub fn end_at(&self, length_bytes: u64) -> Result<(), MediumError> {
         const ACTION: &str = "set the length";
         self.check_writable(ACTION, length_bytes)?;
@@ -226,7 +227,7 @@ impl FileMedium {
         Err(MediumError { kind: MediumErrorKind::ReadOnly, doing, offset_bytes, reason })
     }
 
-    /// Refuses what lies past the end or between sectors.
+    /// Refuses ranges that are not within the length or not in whole sectors.
     fn check(&self, doing: &'static str, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.check_units(self.alignment.sector_bytes, doing, offset_bytes, length_bytes)
     }
@@ -249,7 +250,7 @@ impl FileMedium {
         Ok(())
     }
 
-    /// Reads parts of sectors by reading the sectors that they lie in.
+    /// Reads parts of sectors by reading the sectors that contain them.
     async fn read_parts(&self, offset_bytes: u64, mut into: Buffer) -> (Result<(), MediumError>, Buffer) {
         if let Err(refused) = self.check_units(self.read_unit_bytes(), "read", offset_bytes, into.len() as u64) {
             return (Err(refused), into);
@@ -267,12 +268,12 @@ impl FileMedium {
         (result, into)
     }
 
-    /// Whether the kernel takes this address.
+    /// True if the kernel accepts this address.
     fn is_aligned(&self, bytes: &[u8]) -> bool {
         bytes.as_ptr().addr().is_multiple_of(self.alignment.memory_bytes)
     }
 
-    /// Writes zeroes out of one buffer.
+    /// Writes zeroes from one buffer.
     async fn write_zeroes(&self, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
         let mut zeroes = self.pool.take(length_bytes.min(ZEROES_BYTES) as usize);
         zeroes.fill(0);
@@ -286,7 +287,7 @@ impl FileMedium {
         Ok(())
     }
 
-    /// Makes zeroes in the best way that there is.
+    /// Makes zeroes by the best available method.
     async fn make_zeroes(&self, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
         loop {
             let (mode, next) = match self.zeroing.get() {
@@ -304,7 +305,7 @@ impl FileMedium {
     /// Describes the medium as it is now, with ordinary blocking calls.
     ///
     /// # Errors
-    /// What `statx` and `fstatfs` say.
+    /// Errors of `statx` and `fstatfs`.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -333,14 +334,14 @@ impl FileMedium {
     }
 }
 
-/// Whether an operation is not there at all, rather than having failed.
+/// True if an operation is not supported, rather than having failed.
 fn is_missing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS))
 }
 
 impl Medium for FileMedium {
     fn len_bytes(&self) -> u64 {
-        // Bytes behind the last whole sector are not used.
+        // Bytes after the last whole sector are not used.
         let length = self.backing.length_bytes();
         length - length % u64::from(self.alignment.sector_bytes)
     }
@@ -416,7 +417,7 @@ impl Medium for FileMedium {
 
     async fn sync(&self) -> Result<(), MediumError> {
         let synced = match self.notes.noted() {
-            // Only notes are in the page cache on purpose, and nobody asks for them to be durable.
+            // Only notes are in the page cache on purpose, and they need not be durable.
             Some(range) => {
                 let none_behind = self.notes.has_none_behind(&self.file, range.end);
                 self.file.sync_data_around(range, none_behind).await
@@ -437,8 +438,8 @@ impl Medium for FileMedium {
         if length_bytes == 0 {
             return Ok(());
         }
-        // On a block device this asks for zeroes that may unmap, unlike a discard, which promises no zeroes. It is tried also
-        // where nothing is known of space given back, since some drivers give it back without saying so.
+        // On a block device this asks for zeroes that may unmap, unlike a discard, which promises no zeroes. It is also
+        // tried if the kernel does not report that it frees space, since some drivers do so without reporting it.
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         match self.file.fallocate(mode, offset_bytes, length_bytes).await {
             Err(error) if is_missing(&error) => self.zero(offset_bytes, length_bytes).await,
@@ -452,7 +453,7 @@ impl Medium for FileMedium {
 
     async fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         const ACTION: &str = "discard";
-        // Whoever was told that space given back reads as zeroes relies on it after a discard, too.
+        // Callers rely on freed space reading as zeroes, also after a discard.
         if self.can_punch() || !self.block_device {
             return self.punch(offset_bytes, length_bytes).await;
         }

@@ -1,8 +1,9 @@
-//! Notes: bytes in the page cache of the file, which the death of this process leaves there.
+//! Notes: bytes in the page cache of the file, which remain there when this process dies.
 //!
-//! A file that is used past the page cache gets a second descriptor that is not. Of a note whole pages are written, so none is ever
-//! read before, and the range has space already, so none waits for the file system to find some. Where a direct write or read meets
-//! such pages, the kernel writes them back before. Who asks for notes keeps other writes away from their range.
+//! A file that is used with direct I/O gets a second descriptor without it. A note writes whole pages, so nothing has
+//! to be read first, and its range is already allocated, so the file system does not have to find space. If a direct
+//! write or read touches such pages, the kernel writes them back first. The caller keeps other writes away from the
+//! range of its notes.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fs::{File, OpenOptions};
@@ -14,33 +15,33 @@ use std::time::{Duration, Instant};
 
 use sealblock_block::NoteKeeping;
 
-/// Where the kernel says which boot this is: a UUID that it draws when it starts.
+/// The identity of this boot: a UUID that the kernel draws when it starts.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Notes of one owner lie within so many bytes.
+/// The notes of one owner lie within this many bytes.
 const LONGEST_BYTES: u64 = 2 << 20;
 
-/// If the kernel does not tell of pages, or takes so long for it, it is not asked for the next syncs.
+/// If the kernel does not report pages, or takes longer than this, it is not asked for the next syncs.
 const LONGEST_QUESTION: Duration = Duration::from_micros(200);
 const SKIPPED_QUESTIONS: u32 = 10_000;
 
 /// How notes get to the page cache.
 #[derive(Debug)]
 enum Way {
-    /// By the descriptor for everything else.
+    /// Through the descriptor of all other requests.
     Same,
-    /// By one of their own, which is opened for the first note.
+    /// Through a descriptor of their own, which is opened for the first note.
     Second(OnceCell<File>),
     /// Not at all.
     None,
 }
 
-/// The descriptor that notes of a file are written by.
+/// The descriptor through which notes of a file are written.
 #[derive(Debug)]
 pub(crate) struct NoteFile {
     way: Way,
     boot: Option<[u8; 16]>,
-    /// Syncs for which the kernel is not asked for pages.
+    /// Syncs before which the kernel is not asked for cached pages.
     skips: Cell<u32>,
     /// From the first byte that was noted to the last.
     noted: RefCell<Option<Range<u64>>>,
@@ -57,15 +58,15 @@ impl NoteFile {
         NoteFile { way, boot: boot_identity(), skips: Cell::default(), noted: RefCell::default() }
     }
 
-    /// Where there are notes, and nothing else, if they have a descriptor of their own.
+    /// The range of notes, which holds nothing else, if they have a descriptor of their own.
     pub(crate) fn noted(&self) -> Option<Range<u64>> {
         self.noted.borrow().clone()
     }
 
-    /// Whether nothing from this byte on waits in the page cache to be written, as far as that is known.
+    /// True if no byte from this one on is in the page cache and still to be written, as far as that is known.
     ///
-    /// Usually only notes do. But some file systems take direct writes through the page cache, such as XFS parts of blocks that another
-    /// file shares, or ext4 all of a file that was set to journal its data.
+    /// Usually only notes are. But some file systems put direct writes through the page cache, such as XFS for parts of
+    /// blocks that another file shares, or ext4 for all of a file that was set to journal its data.
     pub(crate) fn has_none_behind(&self, file: &sealblock_runtime_reactor::File, from_bytes: u64) -> bool {
         if let Some(left) = self.skips.get().checked_sub(1) {
             self.skips.set(left);
@@ -74,18 +75,19 @@ impl NoteFile {
         let begun = Instant::now();
         let has_pages = file.has_pages_to_write(from_bytes);
         if has_pages.is_err() || begun.elapsed() > LONGEST_QUESTION {
-            // A large file that others read through the page cache has pages to be looked through, each time.
+            // In a large file that others read through the page cache the kernel has to look through many pages, each
+            // time.
             self.skips.set(SKIPPED_QUESTIONS);
         }
         has_pages.is_ok_and(|has_pages| !has_pages)
     }
 
-    /// Until when notes are kept. A file that is open for reading has those of whoever wrote to it.
+    /// How long notes are kept. A file that is open for reading has the notes of its last writer.
     pub(crate) fn keeping(&self) -> NoteKeeping {
         self.boot.map_or(NoteKeeping::None, NoteKeeping::UntilReboot)
     }
 
-    /// Writes whole pages. An ordinary call, as the page cache takes them at once.
+    /// Writes whole pages. An ordinary call, since the page cache accepts them immediately.
     pub(crate) fn write(&self, same: &impl AsFd, offset_bytes: u64, bytes: &[u8]) -> io::Result<()> {
         let descriptor = match &self.way {
             Way::Same => same.as_fd(),
@@ -102,7 +104,7 @@ impl NoteFile {
             let now = offset_bytes..offset_bytes + bytes.len() as u64;
             let mut noted = self.noted.borrow_mut();
             let all = noted.as_ref().map_or(now.clone(), |all| all.start.min(now.start)..all.end.max(now.end));
-            // Notes somewhere else have another owner, and what was before is a part of the file like any other.
+            // Notes in another place belong to another owner; the old range is ordinary data again.
             *noted = Some(if all.end - all.start <= LONGEST_BYTES { all } else { now });
         }
         let mut done = 0;
@@ -118,7 +120,7 @@ impl NoteFile {
     }
 }
 
-/// Opens the same file again, through the page cache: by its descriptor, as another file may be at its path by now.
+/// Opens the same file again, through the page cache: by its descriptor, since another file may be at its path by now.
 fn reopen(file: &impl AsFd) -> io::Result<File> {
     OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
 }

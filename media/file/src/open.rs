@@ -1,45 +1,45 @@
-//! Opening: what kind of file it is, who else has it, and whether the page cache can be bypassed.
+//! Opening: what kind of file it is, whether others use it, and whether the page cache can be bypassed.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// How to open a file or block device. The default opens for reading, past the page cache if possible.
+/// How to open a file or block device. The default opens for reading, with direct I/O if possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Options {
     /// Allow writes, and lock other processes out.
     pub write: bool,
-    /// Make the file, empty, and fail if there is one. Implies `write`.
+    /// Create the file, empty; fail if it exists. Implies `write`.
     pub create_new: bool,
-    /// Go through the page cache even where it could be bypassed.
+    /// Use the page cache even if it could be bypassed.
     pub buffered: bool,
 }
 
 impl Options {
-    /// For reading, beside other readers.
+    /// For reading, together with other readers.
     pub const READ: Options = Options { write: false, create_new: false, buffered: false };
     /// For reading and writing, alone.
     pub const WRITE: Options = Options { write: true, ..Options::READ };
     /// A new file for reading and writing, alone.
     pub const CREATE: Options = Options { create_new: true, ..Options::WRITE };
 
-    /// Whether writes are allowed.
+    /// True if writes are allowed.
     pub(crate) fn writes(self) -> bool {
         self.write || self.create_new
     }
 }
 
-/// Why a file could not be opened.
+/// The errors of opening a file.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Another process holds it.
+    /// Another process has locked it.
     #[error("'{}' is in use by another process", path.display())]
     InUse {
         /// The file.
         path: PathBuf,
     },
-    /// What it lies on is in use by another name, and one of the two writes.
+    /// Its underlying file or device is in use under another name, and one of the two writes.
     #[error("'{}' has the same bytes as '{}', which is in use", path.display(), below.display())]
     Shared {
         /// The file.
@@ -47,7 +47,7 @@ pub enum OpenError {
         /// The file or block device below it.
         below: PathBuf,
     },
-    /// A mounted file system has the same bytes.
+    /// A mounted file system uses the same bytes.
     #[error("'{}' has the same bytes as {device}, which is mounted at '{}'", path.display(), at.display())]
     Mounted {
         /// The file.
@@ -65,25 +65,25 @@ pub enum OpenError {
         /// What it is instead.
         kind: &'static str,
     },
-    /// The system refused.
+    /// An error of the system.
     #[error("cannot {doing} '{}': {source}", path.display())]
     System {
         /// The file.
         path: PathBuf,
-        /// What was being done, such as "open for writing".
+        /// The failed step, such as "open for writing".
         doing: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
-/// An open file with what its opening found out.
+/// An open file with what was found out when opening it.
 pub(crate) struct OpenFile {
     pub(crate) file: File,
     pub(crate) block_device: bool,
     /// Opened with `O_DIRECT`. Whether it works is found out later.
     pub(crate) direct: bool,
-    /// Whether the file system has locks at all.
+    /// True if the file system supports locks at all.
     pub(crate) locked: bool,
 }
 
@@ -109,7 +109,8 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<OpenFile, OpenError>
     Ok(OpenFile { file, block_device, direct, locked })
 }
 
-/// Whether `path` is a block device; refuses what is not even a file. Asked before it is opened, since opening a FIFO waits.
+/// True if `path` is a block device; refuses what is not a file either. Checked before it is opened, since opening a
+/// FIFO waits.
 fn kind(path: &Path) -> Result<bool, OpenError> {
     let metadata = std::fs::metadata(path).map_err(|source| system(path, "open", source))?;
     let kind = metadata.file_type();
@@ -133,13 +134,15 @@ fn open_file(path: &Path, options: Options, block_device: bool, direct: bool) ->
         .read(true)
         .write(options.writes())
         .create_new(options.create_new)
-        // Blocks are whatever their owner stored: others read them once the owner says so, by the rights of the file.
+        // The blocks may hold anything that their owner stored: others can read them only after the owner changes the
+        // file's permissions.
         .mode(0o600)
         .custom_flags(exclusive | direct)
         .open(path)
 }
 
-/// Locks the file, alone for writers and together for readers, without waiting; tells whether there are locks at all.
+/// Locks the file, exclusively for writers and shared for readers, without waiting; returns whether the file system
+/// supports locks.
 fn lock(file: &File, path: &Path, alone: bool) -> Result<bool, OpenError> {
     match if alone { file.try_lock() } else { file.try_lock_shared() } {
         Ok(()) => Ok(true),

@@ -9,15 +9,15 @@ use sealblock_units::{BlockCount, BlockSize, Extent};
 
 use crate::FileMedium;
 
-/// Bytes of data in one transfer, the most that comes out of a reactor's arena; larger requests are cut by the gate.
+/// Bytes of data in one transfer, the largest allocation of a reactor's arena; the gate splits larger requests.
 const TRANSFER_BYTES: usize = 1 << 20;
-/// Bytes that one WriteZeroes or Discard covers, to bound how long one takes where zeroes must be written.
+/// Bytes of one WriteZeroes or Discard at most, to limit how long one takes if zeroes must be written.
 const ZERO_BYTES: u64 = 1 << 30;
 
-/// Why a medium cannot be used as blocks of a size.
+/// The reason why a medium cannot be used as blocks of a size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BlockError {
-    /// Blocks are smaller than what the medium writes at once.
+    /// Blocks are smaller than the medium's sectors.
     #[error("blocks of {block_size} bytes are smaller than the medium's sectors of {sector_bytes} bytes")]
     SectorsTooLarge {
         /// Bytes of a block.
@@ -27,8 +27,7 @@ pub enum BlockError {
     },
 }
 
-/// Blocks without tags on a file, a block device, or another medium. What is left over behind the last whole block is not
-/// used.
+/// Blocks without tags on a file, a block device, or another medium. Bytes after the last whole block are not used.
 pub struct RawDevice<M = FileMedium> {
     medium: M,
     geometry: Geometry,
@@ -38,7 +37,7 @@ impl<M: Medium> RawDevice<M> {
     /// Uses `medium` as blocks of `block_size`.
     ///
     /// # Errors
-    /// When the medium cannot write a single block.
+    /// If blocks are smaller than the medium's sectors.
     pub fn new(medium: M, block_size: BlockSize) -> Result<RawDevice<M>, BlockError> {
         let sector_bytes = medium.sector_bytes();
         if !(block_size.bytes() as u64).is_multiple_of(u64::from(sector_bytes)) {
@@ -53,7 +52,7 @@ impl<M: Medium> RawDevice<M> {
         Ok(RawDevice { medium, geometry })
     }
 
-    /// The medium, for what is no request, such as its description.
+    /// The medium, for everything but requests, such as its description.
     pub fn medium(&self) -> &M {
         &self.medium
     }
@@ -81,7 +80,8 @@ impl<M: Medium> RawDevice<M> {
         }
     }
 
-    /// Reads again block by block, to name the blocks that cannot be read, or to get them all after a passing failure.
+    /// Reads again block by block, to name the blocks that cannot be read, or to get them all after a transient
+    /// failure.
     #[cold]
     async fn read_one_by_one(&self, extent: Extent) -> Outcome {
         let (mut parts, mut faults) = (Vec::new(), Vec::new());
@@ -116,7 +116,7 @@ impl<M: Medium> RawDevice<M> {
         Ok(())
     }
 
-    /// Which blocks are holes, as far as the medium tells. A block is one only if all of it is.
+    /// Which blocks are holes, as far as the medium reports it. A block is a hole only if all of it is.
     fn allocation(&self, extent: Extent) -> Response {
         let shift = self.geometry.block_size.shift();
         let (mut block, end) = (extent.start().get(), extent.start().get() + extent.len());
@@ -136,7 +136,7 @@ impl<M: Medium> RawDevice<M> {
         Response::BlockStatus(runs.into_vec())
     }
 
-    /// Waits for the medium where the request asks for it.
+    /// Waits for the medium if the request requires it.
     async fn sync_if_required(&self, durability: Durability) -> Result<(), Error> {
         match durability {
             Durability::Volatile => Ok(()),

@@ -1,8 +1,10 @@
-//! Converts blocks between memory, where data and tuples are apart, and what commands and transfers move: metadata behind each block or
-//! in a buffer of its own, of which a tuple is all, the first bytes or the last ones.
+//! Converts blocks between memory, where data and tuples are separate, and the layout of commands and transfers:
+//! metadata after each block or in a separate buffer; the tuple is all of the metadata, its first bytes or its last
+//! ones.
 //!
-//! The guard of a tuple that is last covers the metadata in front of it too (NVM, "Guard Field"). In memory guards cover data only, so
-//! these are converted: the CRC of a block goes on over its metadata. A guard that is wrong stays wrong, by the same bits.
+//! The guard of a tuple that is last covers the metadata before it too (NVM, "Guard Field"). In memory guards cover
+//! data only, so these are converted: the CRC of a block is continued over its metadata. A wrong guard stays wrong, in
+//! the same bits.
 
 use sealblock_block::{BadBlocks, Expectations, Outcome, Response};
 use sealblock_integrity::{Checks, PiFormat, Sealed, Tuple, Unverified, guard};
@@ -10,14 +12,14 @@ use sealblock_media_nvme::{Metadata, NamespaceProfile, bad_blocks};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_units::{BlockSize, Extent};
 
-/// The memory of one command: its data, and its metadata if they have a buffer of their own.
+/// The memory of one command: its data, and its metadata if they have a separate buffer.
 #[derive(Debug)]
 pub(crate) struct Memory<T> {
     pub(crate) data: T,
     pub(crate) metadata: Option<T>,
 }
 
-/// How blocks lie in the memory of commands.
+/// How blocks are laid out in the memory of commands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockCodec {
     size: BlockSize,
@@ -32,7 +34,7 @@ impl BlockCodec {
         BlockCodec { size, shown: profile.pi_mode.shown(), metadata }
     }
 
-    /// Of blocks whose metadata have a buffer of their own, of so many bytes for each block, with a tuple at this place.
+    /// For blocks whose metadata are in a separate buffer, this many bytes for each block, with a tuple at this offset.
     pub(crate) fn apart(size: BlockSize, format: PiFormat, bytes: usize, tuple_at: usize) -> BlockCodec {
         let metadata = Metadata { bytes, is_interleaved: false, tuple_at };
         BlockCodec { size, shown: Some(format), metadata }
@@ -51,8 +53,8 @@ impl BlockCodec {
         Memory { data: pool.take(blocks * self.stride()), metadata }
     }
 
-    /// The blocks of a Write or Compare. A tuple that the data have and [`NamespaceProfile::metadata`] leaves to the drive
-    /// is the block's only metadata.
+    /// The blocks of a Write or Compare. If [`NamespaceProfile::metadata`] leaves a tuple of the data to the drive, the
+    /// tuple is the block's only metadata.
     pub(crate) fn memory_of(&self, data: &Sealed, pool: &Pool) -> Memory<Slice> {
         let tuple_bytes = data.format().map_or(0, PiFormat::tuple_bytes);
         let metadata = match self.metadata.bytes {
@@ -71,7 +73,7 @@ impl BlockCodec {
         }
     }
 
-    /// The blocks of a Read, once their tags match them and are as expected.
+    /// The blocks of a Read, after checking that their tags match them and are as expected.
     pub(crate) fn check_read(
         &self,
         extent: Extent,
@@ -94,7 +96,7 @@ impl BlockCodec {
         }
     }
 
-    /// Data and tuples of memory that [`BlockCodec::room`] gave.
+    /// Data and tuples of memory that [`BlockCodec::room`] returned.
     fn take_apart(&self, read: Memory<Buffer>, pool: &Pool) -> (Slice, Slice) {
         let (size, tuple_bytes) = (self.size.bytes(), self.shown.map_or(0, PiFormat::tuple_bytes));
         let Memory { mut data, metadata } = read;
@@ -132,13 +134,13 @@ impl BlockCodec {
     }
 }
 
-/// Has the guard of a tuple cover the metadata in front of it, too.
+/// Makes the guard of a tuple cover the metadata before it, too.
 fn cover_metadata(format: PiFormat, tuple: &mut [u8], before: &[u8]) {
     let read = Tuple::read(format, tuple);
     Tuple { guard: guard::append(format.guard(), read.guard, before), ..read }.write(format, tuple);
 }
 
-/// Has the guard of a tuple cover its block's data only. What is wrong about it stays: CRCs are linear.
+/// Makes the guard of a tuple cover its block's data only. A wrong guard stays wrong: CRCs are linear.
 fn cover_data_only(format: PiFormat, tuple: &mut [u8], data: &[u8], before: &[u8]) {
     let read = Tuple::read(format, tuple);
     let of_data = guard::compute(format.guard(), data);
@@ -146,7 +148,7 @@ fn cover_data_only(format: PiFormat, tuple: &mut [u8], data: &[u8], before: &[u8
     Tuple { guard: of_data ^ wrong_bits, ..read }.write(format, tuple);
 }
 
-/// Each block's first `data_bytes` bytes and its metadata, whose bytes beside the tuple are zero.
+/// Each block's first `data_bytes` bytes and its metadata; metadata bytes besides the tuple are zero.
 fn woven(data: &Sealed, data_bytes: usize, metadata: Metadata, tuple_bytes: usize, pool: &Pool) -> Slice {
     let mut whole = pool.take(data.blocks() * (data_bytes + metadata.bytes));
     for (to, (block, tags)) in whole.chunks_exact_mut(data_bytes + metadata.bytes).zip(data.iter()) {

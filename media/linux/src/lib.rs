@@ -1,16 +1,18 @@
 //! Drives of this machine as devices that do integrity work themselves.
 //!
-//! [`NvmeNamespace`] is a namespace of an NVMe drive behind the kernel's passthrough; [`NvmeDevice`] is the block device, which
-//! lets the kernel's ordinary path read and write where that can carry everything, and sends Verify, Compare and Write Zeroes to
-//! the drive itself. [`ScsiDevice`] is a SCSI drive, which is sent Verify, Compare and CompareAndWrite. [`TaggedDevice`] is any block device whose
-//! tags travel with the kernel's ordinary reads and writes.
+//! [`NvmeNamespace`] is a namespace of an NVMe drive, used through the kernel's passthrough; [`NvmeDevice`] is the
+//! block device. It reads and writes by the kernel's ordinary block I/O if that can transfer everything, and sends
+//! Verify, Compare and Write Zeroes to the drive itself. [`ScsiDevice`] is a SCSI drive, to which Verify, Compare and
+//! CompareAndWrite are sent. [`TaggedDevice`] is any block device whose tags are transferred with the kernel's ordinary
+//! reads and writes.
 //!
 //! Invariants:
-//! - Nothing is written through a node that was opened for reading, whatever the process may do.
-//! - What the drive, sysfs or the kernel says is checked before use, and an error says what was asked and of whom.
-//! - A device that says that it verifies natively has answered a Verify on this very opening.
-//! - A device whose tags travel with ordinary reads has shown on this very opening that the kernel fills them in.
-//! - Blocks are checked against their tags where they arrive, whatever the drive checked before.
+//! - - Nothing is written through a node that was opened for reading, whatever the process is permitted to do.
+//! - - Whatever the drive, sysfs or the kernel reports is checked before use, and an error names the request and who
+//!   failed it.
+//! - - A device that reports native Verify has executed a Verify since it was opened.
+//! - - For a device whose tags are transferred with ordinary reads, each opening tests that the kernel fills them in.
+//! - - Blocks are checked against their tags on arrival, whatever the drive checked before.
 //! - After a change through passthrough the kernel's page cache has no older copy of the blocks.
 
 mod block_codec;

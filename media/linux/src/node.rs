@@ -1,7 +1,7 @@
-//! Device nodes: which block device a node of a drive is about, what the kernel can do with it, by sysfs, and what it says when it cannot
-//! pass a command on.
+//! Device nodes: which block device a drive's node belongs to, the kernel's limits for it, from sysfs, and the kernel's
+//! errors when it cannot pass on a command.
 //!
-//! Sysfs is read as text that may say anything: what is no number counts as unknown.
+//! Sysfs is read as untrusted text: what is not a number counts as unknown.
 
 use std::num::NonZeroU64;
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ use std::{fs, io};
 use rustix::fs::{Advice, fadvise};
 use sealblock_block::{Error, ErrorKind};
 
-/// The sort of a device node.
+/// The kind of a device node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NodeKind {
     /// `/dev/nvmeXnY`: the block device of a namespace.
@@ -39,9 +39,9 @@ impl NodeKind {
     }
 }
 
-/// The node of the block device that belongs to a node: beside it. That of an NVMe namespace has the same numbers (the kernel's
-/// multipath and generic devices count together), that of a SCSI generic device the name that sysfs has. `None` if the path is no
-/// drive's node, and for a SCSI generic device without a block device.
+/// The node of the block device that belongs to a node, in the same folder. For an NVMe namespace it has the same
+/// numbers (the kernel's multipath and generic devices count together), for a SCSI generic device the name in sysfs.
+/// `None` if the path is not a drive's node, and for a SCSI generic device without a block device.
 pub fn block_node(path: &Path) -> Option<PathBuf> {
     let name = name_of(path)?;
     match NodeKind::of(path) {
@@ -55,21 +55,21 @@ pub fn block_node(path: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The node of a drive that a path of another name leads to, as those in `/dev/disk/by-id` do. `None` if it is no drive's, and if it
-/// has such a name itself.
+/// The drive's node to which a path of another name leads, such as those in `/dev/disk/by-id`. `None` if it is not a
+/// drive's, and if the path already has such a name itself.
 pub fn linked_drive(path: &Path) -> Option<PathBuf> {
     let node = fs::canonicalize(path).ok()?;
     let is_drive = NodeKind::of(&node) != NodeKind::Other && node.starts_with("/dev");
     (is_drive && NodeKind::of(path) == NodeKind::Other).then_some(node)
 }
 
-/// The disk in a folder of sysfs that has the block device of a SCSI device.
+/// The name of a SCSI device's block device, from this folder of sysfs.
 fn disk_in(folder: &Path) -> Option<String> {
     let names = fs::read_dir(folder).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     names.into_iter().find(|name| is_disk(name))
 }
 
-/// True for `sdX`: letters only, so no partition.
+/// True for `sdX`: letters only, so not a partition.
 fn is_disk(name: &str) -> bool {
     let letters = name.strip_prefix("sd");
     letters.is_some_and(|letters| !letters.is_empty() && letters.bytes().all(|byte| byte.is_ascii_lowercase()))
@@ -83,21 +83,21 @@ fn name_of(path: &Path) -> Option<&str> {
     path.file_name()?.to_str()
 }
 
-/// The numbers of a namespace's node, such as `0n1`, behind this prefix.
+/// The numbers of a namespace's node, such as `0n1`, after this prefix.
 fn namespace_of<'a>(name: &'a str, prefix: &str) -> Option<&'a str> {
     let numbers = name.strip_prefix(prefix)?;
     let (controller, namespace) = numbers.split_once('n')?;
     (is_number(controller) && is_number(namespace)).then_some(numbers)
 }
 
-/// The kernel's information about a block device's queue. `None` is unknown.
+/// What the kernel reports about a block device's queue. `None` means unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct KernelLimits {
     /// Bytes that one command moves at most.
     pub(crate) transfer_bytes: Option<u64>,
-    /// Bytes of a Write Zeroes; 0 if the kernel sends none, as to drives that it knows to be broken.
+    /// Largest Write Zeroes in bytes; 0 if the kernel sends none, for example to drives that it knows to be broken.
     pub(crate) write_zeroes_bytes: Option<u64>,
-    /// Bytes of a discard; 0 if the kernel sends none.
+    /// Largest discard in bytes; 0 if the kernel sends none.
     pub(crate) discard_bytes: Option<u64>,
 }
 
@@ -123,8 +123,8 @@ impl KernelLimits {
     }
 }
 
-/// Makes the kernel drop its cached pages of bytes of a block device that a command has changed behind its back. What it does not drop is
-/// in use by a process that maps the device, and fails nothing here.
+/// Makes the kernel drop its cached pages of bytes of a block device that a command has changed without the kernel's
+/// knowledge. Pages that it does not drop are in use by a process that maps the device; this is not an error here.
 pub(crate) fn forget_cached(file: impl AsFd, start_bytes: u64, length_bytes: u64) {
     let (start_bytes, end_bytes) = whole_pages(start_bytes, length_bytes);
     let length = NonZeroU64::new(end_bytes - start_bytes);
@@ -133,17 +133,18 @@ pub(crate) fn forget_cached(file: impl AsFd, start_bytes: u64, length_bytes: u64
     }
 }
 
-/// The pages of these bytes, from and to. The kernel keeps a page that it is told to drop a part of; 64 KiB is the largest page there is.
+/// The pages of these bytes, start and end. The kernel does not drop a page if it is told to drop only a part of it;
+/// the largest pages have 64 KiB.
 fn whole_pages(start_bytes: u64, length_bytes: u64) -> (u64, u64) {
     const PAGE_BYTES: u64 = 64 << 10;
     let end_bytes = start_bytes.saturating_add(length_bytes);
     (start_bytes - start_bytes % PAGE_BYTES, end_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(end_bytes))
 }
 
-/// The error of a call that did not bring a command to its completion.
+/// The error of a call that did not get a command to its completion.
 pub(crate) fn call_error(doing: &str, error: &io::Error) -> Error {
     match error.raw_os_error() {
-        // The kernel says that of devices that were removed, reset, or did not answer in time.
+        // The kernel returns these for devices that were removed, reset, or did not reply in time.
         Some(libc::ENODEV | libc::ENXIO | libc::EIO | libc::ESHUTDOWN | libc::ETIMEDOUT | libc::ECANCELED) => {
             ErrorKind::Unreachable { reason: format!("the drive did not complete {doing}: {error}") }
         }

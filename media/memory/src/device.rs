@@ -1,4 +1,4 @@
-//! Blocks in RAM, with tags beside them.
+//! Blocks in RAM, with separate tags.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,27 +14,29 @@ use sealblock_units::{BlockSize, Extent, Lba};
 
 use crate::sparse::Sparse;
 
-/// Bytes of data in a chunk: small enough to give memory back and to be copied when a read holds it, large enough that most
-/// reads are within one.
+/// Bytes of data in a chunk: small enough that memory can be freed and that copying one held by a read is cheap, large
+/// enough that most reads are within one.
 const CHUNK_BYTES: usize = 128 << 10;
-/// Bytes of tags in a chunk, where the tags of a chunk of data are no more.
+/// Bytes of tags in a chunk, rounded down to the tags of whole chunks of data; more if those of one chunk of data need
+/// more.
 const TAG_CHUNK_BYTES: usize = 8 << 10;
-/// Tags up to this many bytes are copied: that costs less than to share them, and writes to their neighbours need not copy.
+/// Up to this many bytes of tags are copied: that costs less than sharing them, and writes to neighbouring blocks need
+/// not copy.
 const COPIED_TAG_BYTES: usize = 512;
-/// Bytes of data in one transfer; larger requests are cut by the gate.
+/// Bytes of data in one transfer; the gate splits larger requests.
 const TRANSFER_BYTES: usize = 4 << 20;
-/// Bytes that one step of a Verify, WriteZeroes or Discard covers: some hundred microseconds during which the core does nothing else. The
-/// gate cuts longer ones.
+/// Bytes of one step of a Verify, WriteZeroes or Discard: some hundred microseconds, during which the core does nothing
+/// else. The gate splits longer ones.
 const STEP_BYTES: usize = 1 << 20;
-/// Bytes of such a request that is executed in place, since their number is not bounded by data in flight. Whoever asks for longer ones lets
-/// others have their turn between them.
+/// Up to this many bytes such a request is executed in place, since data in flight do not limit the number of such
+/// requests. Longer ones let other tasks run in between.
 const IN_PLACE_BYTES: u64 = 64 << 10;
 
 /// Bytes of a chunk of marks.
 const MARK_BYTES: usize = 4096;
 /// The mark of a block that was made unreadable.
 const UNREADABLE: u8 = 1;
-/// The mark of a block whose host wrote a guard that does not match, and asked for no check: it proves nothing.
+/// The mark of a block whose host wrote a guard that does not match, and disabled its check: the guard proves nothing.
 const UNPROVEN: u8 = 2;
 
 /// A device in RAM, with or without protection information. See the crate's header.
@@ -44,7 +46,7 @@ pub struct MemoryDevice {
     pool: Option<Pool>,
 }
 
-/// What to change in a stored block behind its tag's back. Offsets count from the start of the block's data or tuple.
+/// How to change a stored block without its tag. Offsets count from the start of the block's data or tuple.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Corruption {
     /// Inverts the bits of `mask` in the byte at `at` of the data.
@@ -68,7 +70,7 @@ struct Stored {
     tags: Sparse,
     /// A byte for each block: a mark, or 0.
     marks: Sparse,
-    /// Room beside the blocks.
+    /// The reserved area.
     reserved: BTreeMap<ReservedArea, Slice>,
 }
 
@@ -78,7 +80,7 @@ impl MemoryDevice {
         let in_place = Limits::new(block_size, STEP_BYTES, (STEP_BYTES >> block_size.shift()) as u32);
         let limits =
             Limits { max_transfer_blocks: Limits::new(block_size, TRANSFER_BYTES, 1).max_transfer_blocks, ..in_place };
-        // The tags of a chunk of data never straddle two chunks of tags.
+        // The tags of a chunk of data are never in two chunks of tags.
         let tags_of_chunk = (CHUNK_BYTES >> block_size.shift()) * protection.map_or(0, PiFormat::tuple_bytes);
         MemoryDevice {
             geometry: Geometry { block_size, capacity_blocks, protection, limits },
@@ -92,19 +94,20 @@ impl MemoryDevice {
         }
     }
 
-    /// The same device, whose read responses use buffers of `pool` where they must be copied.
+    /// The same device; its read responses use buffers of `pool` when they must be copied.
     pub fn with_pool(mut self, pool: Pool) -> MemoryDevice {
         self.pool = Some(pool);
         self
     }
 
-    /// Bytes of memory taken by data and tags, and by what was replaced while answers to reads held it, as far as was noticed.
+    /// Bytes of memory used by data and tags, and by replaced chunks that read responses still held, as far as was
+    /// noticed.
     pub fn allocated_bytes(&self) -> u64 {
         let stored = self.stored.borrow();
         stored.data.allocated_bytes() + stored.tags.allocated_bytes()
     }
 
-    /// Damages a stored block; tells whether there was anything to damage (a block in unwritten memory has nothing).
+    /// Damages a stored block; returns whether there was anything to damage (a block without memory has nothing).
     pub fn damage(&self, lba: Lba, damage: Corruption) -> bool {
         if lba.get() >= self.geometry.capacity_blocks {
             return false;
@@ -133,7 +136,7 @@ impl MemoryDevice {
         }
     }
 
-    /// Stored bytes themselves where they lie together, else a copy.
+    /// The stored bytes themselves if they are contiguous, otherwise a copy.
     fn shared(&self, stored: &mut Sparse, offset: u64, length_bytes: u64) -> Slice {
         stored.share(offset, length_bytes as usize).unwrap_or_else(|| {
             let mut copy = self.buffer(length_bytes);
@@ -147,7 +150,7 @@ impl MemoryDevice {
         if length_bytes > COPIED_TAG_BYTES as u64 {
             return self.shared(stored, offset, length_bytes);
         }
-        // Buffers of this length on the heap are used again without asking anybody, those of a pool under its lock.
+        // Buffers of this length on the heap are reused without a lock, those of a pool only under its lock.
         let mut copy = Buffer::zeroed(length_bytes as usize);
         stored.read(offset, &mut copy);
         copy.freeze()
@@ -169,12 +172,12 @@ impl MemoryDevice {
         self.marked(extent, UNREADABLE).into_iter().map(BadBlock::media).collect()
     }
 
-    /// What every tuple has to be that proves its block, for blocks from `start` on.
+    /// The values that every tuple must have to prove its block, for blocks from `start` on.
     fn own_checks(&self, start: Lba) -> Checks {
         self.geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, start))
     }
 
-    /// Blocks and their tags as they are stored, with nothing checked.
+    /// Blocks and their tags as stored, unchecked.
     fn load(&self, extent: Extent) -> (Slice, Slice) {
         let (start, tuple_bytes, size) = (extent.start().get(), self.tuple_bytes(), self.geometry.block_size);
         let mut stored = self.stored.borrow_mut();
@@ -201,7 +204,7 @@ impl MemoryDevice {
         Ok(Response::Data(self.unverified(loaded).verify(&Checks::NONE).expect("nothing is checked")))
     }
 
-    /// What is left of blocks, bad ones too.
+    /// The stored contents of blocks, bad ones too.
     fn salvage(&self, extent: Extent) -> Outcome {
         let (loaded, mut tally) = (self.load(extent), Tally::default());
         tally.bad_blocks = self.unreadable(extent);
@@ -213,8 +216,8 @@ impl MemoryDevice {
         Ok(Response::Salvaged(Salvaged { blocks, bad_blocks }))
     }
 
-    /// Says of blocks with their tags which of them are bad, whose tags prove nothing, and which is not as expected; true if every guard
-    /// was compared with the data and matches.
+    /// Reports which of these blocks are bad, which have tags that prove nothing, and which are not as expected; true
+    /// if every guard was compared with the data and matches.
     fn judge(
         &self,
         extent: Extent,
@@ -236,7 +239,7 @@ impl MemoryDevice {
         };
         let wrong = verify(format, size, data, tags, &own, &mut note_bad);
         if !unproven.is_empty() {
-            // Behind a guard that proves nothing, the reference tag is still to be the address.
+            // If the guard proves nothing, the reference tag must still be the address.
             verify(format, size, data, tags, &Checks { guard: false, ..own }, &mut note_bad);
         }
         let mut note_unexpected = |mismatch: Mismatch| {
@@ -260,7 +263,7 @@ impl MemoryDevice {
         self.mark_unproven(&mut stored, extent, sealed);
     }
 
-    /// Marks written blocks whose guards prove nothing: only these may have wrong ones from now on.
+    /// Marks written blocks whose guards prove nothing: from now on only these may have wrong guards.
     fn mark_unproven(&self, stored: &mut Stored, extent: Extent, sealed: &Sealed) {
         let Some(format) = self.geometry.protection.filter(|_| !sealed.has_verified_guards()) else { return };
         let (mut start, checks) = (extent.start(), Checks { guard: true, ..Checks::NONE });
@@ -280,13 +283,13 @@ impl MemoryDevice {
         stored.tags.clear(start * tuple_bytes, extent.len() * tuple_bytes);
     }
 
-    /// Makes blocks unreadable. What they held is of no use any more, so its memory is given back.
+    /// Makes blocks unreadable. Their old contents are not needed any more, so the memory is freed.
     fn write_uncorrectable(&self, extent: Extent) {
         self.unmap(extent);
         self.stored.borrow_mut().marks.write(extent.start().get(), &vec![UNREADABLE; extent.len() as usize]);
     }
 
-    /// Zeroes with tags that are checked like any other's, unlike those of an unmapped block.
+    /// Zeroes with tags that are checked like all others, unlike those of an unmapped block.
     fn write_zeroes(&self, extent: Extent) {
         let Some(format) = self.geometry.protection else { return self.unmap(extent) };
         let block_size = self.geometry.block_size;
@@ -298,14 +301,14 @@ impl MemoryDevice {
         }
     }
 
-    /// Checks blocks where they lie. Memory that is not there holds nothing that could be damaged.
+    /// Checks blocks in place. Where no memory is allocated, nothing can be damaged.
     fn verify(&self, extent: Extent, expectations: &Expectations) -> Outcome {
         let mut tally = self.tally(extent);
         self.verify_parts(extent, expectations, &mut tally, |_, _, _| ());
         Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage: tally.finish()? }))
     }
 
-    /// Checks blocks and sums them where they lie, each part while it is in the core's cache.
+    /// Checks blocks and computes their checksum in place, each part while it is in the core's cache.
     fn checksum(&self, extent: Extent, kind: ChecksumKind, expectations: &Expectations) -> Outcome {
         let (mut tally, mut value, size) = (self.tally(extent), 0, self.geometry.block_size);
         self.verify_parts(extent, expectations, &mut tally, |part, data, guards| {
@@ -319,14 +322,14 @@ impl MemoryDevice {
         Ok(Response::Checksum(Checksum { kind, value, bytes_transferred: 0, coverage: tally.finish()? }))
     }
 
-    /// Where a check begins.
+    /// The start of a check.
     fn tally(&self, extent: Extent) -> Tally {
         let coverage = Coverage::of(self.geometry.protection.is_some());
         Tally { bad_blocks: self.unreadable(extent), coverage, unexpected: None }
     }
 
-    /// Checks blocks part by part. `each` gets a part, its data (none: they are zeroes), and its tags with their format if all
-    /// guards in them were compared with the data and match.
+    /// Checks blocks part by part. `each` gets a part, its data (`None` for zeroes), and its tags with their format if
+    /// all guards in them were compared with the data and match.
     fn verify_parts(
         &self,
         extent: Extent,
@@ -339,7 +342,7 @@ impl MemoryDevice {
             let start = part.start().get();
             let data = stored.data.peek(start << size.shift(), part.bytes(size) as usize);
             let tags = stored.tags.peek(start * self.tuple_bytes(), (part.len() * self.tuple_bytes()) as usize);
-            // Without tags they are all ones, which are not checked; data is zeroes where it alone is not there.
+            // Missing tags are all ones, which are not checked; if only the data are missing, they are zeroes.
             let Some((format, tags)) = self.geometry.protection.zip(tags) else {
                 each(part, data, None);
                 continue;
@@ -355,7 +358,7 @@ impl MemoryDevice {
     }
 
     fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
-        // A damaged block is damage and not a difference.
+        // A damaged block is reported as damage, not as a difference.
         self.verify(extent, &Expectations::NONE)?;
         let (size, stored) = (self.geometry.block_size, self.stored.borrow());
         let mut block = vec![0; size.bytes()];
@@ -368,7 +371,7 @@ impl MemoryDevice {
         Ok(Response::Done)
     }
 
-    /// What memory is not there for is a hole, unless it has tags that are checked, or is to be unreadable.
+    /// Blocks without memory are holes, unless they have tags that are checked, or are marked unreadable.
     fn allocation(&self, extent: Extent) -> Outcome {
         let size = self.geometry.block_size;
         let mut runs = StatusRuns::default();
@@ -417,7 +420,7 @@ impl MemoryDevice {
         Ok(Response::Done)
     }
 
-    /// The extent cut where chunks of data end, which is never within a chunk of tags' part.
+    /// The extent split at the ends of chunks of data, each of which has its tags in one chunk.
     fn by_chunk(&self, extent: Extent) -> impl Iterator<Item = Extent> + use<> {
         extent.split_aligned(Limits::new(self.geometry.block_size, CHUNK_BYTES, 1).max_transfer_blocks)
     }
@@ -454,7 +457,7 @@ impl Device for MemoryDevice {
     }
 }
 
-/// True if a request is executed in place: its data are in flight, which is bounded, or it is about few bytes.
+/// True if a request is executed in place: its data are in flight, which is limited, or it covers few bytes.
 fn is_short(request: &Request, bytes: u64) -> bool {
     let moves_data =
         matches!(request.kind(), RequestKind::Read | RequestKind::Write | RequestKind::Compare | RequestKind::Flush);

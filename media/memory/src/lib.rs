@@ -1,14 +1,14 @@
-//! Blocks and bytes in RAM: the device behind `mem:SIZE`, and a medium for tests and for volumes without a disk.
+//! Blocks and bytes in RAM: the device of `mem:SIZE`, and a medium for tests and for volumes without a disk.
 //!
-//! Invariants: memory is obtained when it is first written and given back when a whole chunk holds nothing any more, so a
-//! device costs what is stored on it, up to its size. A block that was never written reads as zeroes, and its tuple is
-//! all ones, which switches checking off (deallocated blocks of the NVM Command Set specification). What a read was answered
-//! with never changes.
+//! Invariants: memory is allocated when it is first written and freed when a whole chunk is empty, so a device uses as
+//! much as is stored on it, up to its size. A block that was never written reads as zeroes, and its tuple is all ones,
+//! which disables checks (deallocated blocks of the NVM Command Set specification). The data of a read response never
+//! change.
 //!
-//! Shape: [`MemoryDevice`] is two sparse stretches of bytes, one for data and one for tuples, whose unwritten bytes are
-//! zeroes and ones. Every request completes without waiting, so requests never overlap and no block is
-//! ever seen with another's tag. Read responses share the stored bytes, and a write copies what is shared
-//! first. [`MemoryMedium`] is one such stretch.
+//! [`MemoryDevice`] is two sparse ranges of bytes, one for data and one for tuples, whose unwritten bytes are zeroes
+//! and ones. Every request completes without waiting, so requests never overlap and no block is ever seen with
+//! another's tag. Read responses share the stored bytes, and a write copies what is shared first. [`MemoryMedium`] is
+//! one such range.
 
 mod device;
 mod medium;

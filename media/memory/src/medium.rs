@@ -8,13 +8,13 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::sparse::Sparse;
 
-/// Bytes of a chunk: small enough to give memory back, large enough to make few of them.
+/// Bytes of a chunk: small enough that memory can be freed, large enough that there are few.
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// A medium in RAM. Clones are the same bytes, so that a test can open them again after "losing" the first handle.
 ///
-/// Like a disk it refuses offsets and lengths that are no multiples of its sector, and nothing is lost in a crash of
-/// anything but the process: `sync` has nothing to do.
+/// Like a disk it refuses offsets and lengths that are not multiples of its sector. Only the end of the process loses
+/// anything, so `sync` does nothing.
 #[derive(Clone)]
 pub struct MemoryMedium {
     bytes: Rc<RefCell<Sparse>>,
@@ -24,10 +24,11 @@ pub struct MemoryMedium {
 }
 
 impl MemoryMedium {
-    /// `length_bytes` bytes of zeroes, cut down to whole sectors of `sector_bytes` bytes, a power of two from 512 on.
+    /// `length_bytes` bytes of zeroes, rounded down to whole sectors of `sector_bytes` bytes, a power of two from 512
+    /// on.
     ///
     /// # Panics
-    /// When `sector_bytes` is no such power of two: a caller's bug, not an input's.
+    /// If `sector_bytes` is not such a power of two: a bug of the caller, not an error of its input.
     pub fn new(length_bytes: u64, sector_bytes: u32) -> MemoryMedium {
         assert!(sector_bytes.is_power_of_two() && sector_bytes >= 512, "{sector_bytes} bytes are no sector");
         let length_bytes = length_bytes - length_bytes % u64::from(sector_bytes);
@@ -35,17 +36,17 @@ impl MemoryMedium {
         MemoryMedium { bytes, length_bytes, sector_bytes, read_only: false }
     }
 
-    /// A handle on the same bytes that takes no writes.
+    /// A handle on the same bytes that accepts no writes.
     pub fn as_read_only(&self) -> MemoryMedium {
         MemoryMedium { read_only: true, ..self.clone() }
     }
 
-    /// Bytes of memory taken.
+    /// Bytes of memory used.
     pub fn allocated_bytes(&self) -> u64 {
         self.bytes.borrow().allocated_bytes()
     }
 
-    /// Copies bytes out at any offset, for tests and tools. Bytes past the end are zeroes.
+    /// Copies bytes at any offset, for tests and tools. Bytes after the end are zeroes.
     pub fn peek(&self, offset_bytes: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         let there = self.length_bytes.saturating_sub(offset_bytes).min(length as u64) as usize;
@@ -53,13 +54,13 @@ impl MemoryMedium {
         bytes
     }
 
-    /// Changes bytes at any offset, past all checks, for tests and tools. What would lie past the end is left out.
+    /// Changes bytes at any offset, without checks, for tests and tools. Bytes after the end are left out.
     pub fn poke(&self, offset_bytes: u64, bytes: &[u8]) {
         let there = self.length_bytes.saturating_sub(offset_bytes).min(bytes.len() as u64) as usize;
         self.bytes.borrow_mut().write(offset_bytes, &bytes[..there]);
     }
 
-    /// Refuses what lies past the end or between sectors.
+    /// Refuses ranges that are not within the length or not in whole sectors.
     fn check(&self, doing: &'static str, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         let refuse = |kind, reason: &str| Err(MediumError { kind, doing, offset_bytes, reason: reason.to_owned() });
         let sector = u64::from(self.sector_bytes);
@@ -121,7 +122,7 @@ impl Medium for MemoryMedium {
         Ok(())
     }
 
-    /// A write is over before its future can be dropped.
+    /// A write is complete before its future can be dropped.
     async fn drain(&self) {}
 
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
@@ -131,7 +132,7 @@ impl Medium for MemoryMedium {
     }
 
     async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
-        // RAM that reads as zeroes need not be held to be had again, so keeping the space means nothing here.
+        // RAM is not reserved: zeroes need no memory, so keeping the space means nothing here.
         self.check_change("write zeroes", offset_bytes, length_bytes)?;
         self.bytes.borrow_mut().clear(offset_bytes, length_bytes);
         Ok(())

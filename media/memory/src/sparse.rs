@@ -1,12 +1,12 @@
-//! A stretch of bytes of which only the written parts take memory.
+//! A range of bytes of which only the written parts use memory.
 //!
-//! Invariants: a chunk that is not there holds the fill byte everywhere. Clearing looks for chunks that hold nothing else
-//! and gives them back, so that many small clears free as much as one large one. Bytes that were given out as a slice never
-//! change: who changes a chunk of which a slice is left puts a copy in its place.
+//! Invariants: a missing chunk has the fill byte everywhere. Clearing looks for chunks that contain nothing else and
+//! frees them, so that many small clears free as much as one large one. Bytes that were returned as a slice never
+//! change: if a slice of a chunk still exists, a change replaces the chunk with a copy.
 //!
-//! Shape: chunks that were replaced while they were shared are remembered until their last slice is gone, and are then used
-//! again or freed, a few with each change. While many of them are held, nothing more is shared. So a reader that keeps
-//! slices makes this take, beyond what is stored, as much again as was stored when he got them, and [`HELD_BYTES`].
+//! Chunks that were replaced while they were shared are kept until their last slice is gone, and are then reused or
+//! freed, a few with each change. While there are many of them, nothing more is shared. So a reader that keeps slices
+//! can make this use, beyond what is stored, as much again as was stored when it got them, and [`HELD_BYTES`].
 
 use std::collections::VecDeque;
 
@@ -14,9 +14,9 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::table::Table;
 
-/// Bytes of replaced chunks from which on nothing more is shared.
+/// If replaced chunks have this many bytes, nothing more is shared.
 const HELD_BYTES: usize = 16 << 20;
-/// How many replaced chunks a change looks at: more than it can add, so that those that are free become fewer.
+/// How many replaced chunks a change looks at: more than it can add, so that the number of unused ones falls.
 const LOOKS: usize = 2;
 
 /// Bytes at offsets, in chunks of one length.
@@ -24,20 +24,20 @@ pub(crate) struct Sparse {
     chunk_bytes: usize,
     fill: u8,
     chunks: Table,
-    /// Chunks that others held when they were replaced.
+    /// Chunks that were shared when they were replaced.
     held: VecDeque<Slice>,
-    /// Fill bytes to share, as many as were asked for so far.
+    /// Fill bytes to share, as many as were needed so far.
     blank: Slice,
 }
 
 impl Sparse {
-    /// Bytes that are all `fill`, kept in chunks of `chunk_bytes`, which is not zero.
+    /// Bytes that are all `fill`, stored in chunks of `chunk_bytes`, which is not zero.
     pub(crate) fn new(chunk_bytes: usize, fill: u8) -> Sparse {
         let chunk_bytes = chunk_bytes.max(1);
         Sparse { chunk_bytes, fill, chunks: Table::default(), held: VecDeque::new(), blank: Slice::empty() }
     }
 
-    /// Copies the bytes at `offset` out.
+    /// Copies the bytes at `offset`.
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) {
         for (chunk, within, part) in self.parts(offset, into.len() as u64) {
             let from = part.start..part.end;
@@ -48,7 +48,8 @@ impl Sparse {
         }
     }
 
-    /// The bytes at `offset` without copying, if they are in one chunk or in none, and not too much is held already.
+    /// The bytes at `offset` without copying, if they are in one chunk or in none, and replaced chunks do not use too
+    /// much already.
     pub(crate) fn share(&mut self, offset: u64, length: usize) -> Option<Slice> {
         self.look();
         if self.held.len() * self.chunk_bytes >= HELD_BYTES {
@@ -64,14 +65,14 @@ impl Sparse {
         is_blank.then(|| self.blank(length))
     }
 
-    /// Copies `from` in at `offset`.
+    /// Copies `from` to `offset`.
     pub(crate) fn write(&mut self, offset: u64, from: &[u8]) {
         for (chunk, within, part) in self.parts(offset, from.len() as u64) {
             self.change(chunk, |bytes| bytes[within].copy_from_slice(&from[part]));
         }
     }
 
-    /// Puts the fill byte everywhere in the range.
+    /// Sets the range to the fill byte.
     pub(crate) fn clear(&mut self, offset: u64, length_bytes: u64) {
         if self.chunks.live() == 0 {
             return;
@@ -90,13 +91,13 @@ impl Sparse {
         }
     }
 
-    /// The range where it lies, if it lies within one chunk that is there.
+    /// The stored range itself, if it is within one existing chunk.
     pub(crate) fn peek(&self, offset: u64, length: usize) -> Option<&[u8]> {
         let within = (offset % self.chunk_bytes as u64) as usize;
         self.chunks.get(offset / self.chunk_bytes as u64)?.get(within..within.checked_add(length)?)
     }
 
-    /// Changes one byte where it lies; tells whether its chunk is there.
+    /// Changes one byte in place; returns whether its chunk exists.
     pub(crate) fn flip(&mut self, offset: u64, mask: u8) -> bool {
         let (chunk, within) = (offset / self.chunk_bytes as u64, (offset % self.chunk_bytes as u64) as usize);
         let is_there = self.chunks.get(chunk).is_some();
@@ -106,12 +107,13 @@ impl Sparse {
         is_there
     }
 
-    /// Bytes of memory taken by what is stored, and by what was replaced while others held it, as far as is known.
+    /// Bytes of memory used by stored data, and by chunks that were replaced while they were shared, as far as is
+    /// known.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         (self.chunks.live() + self.held.len() as u64) * self.chunk_bytes as u64
     }
 
-    /// Changes a chunk, which is made if it is not there, and copied if others hold it.
+    /// Changes a chunk, which is created if it is missing, and copied if it is shared.
     fn change(&mut self, chunk: u64, change: impl FnOnce(&mut [u8])) {
         let Sparse { chunk_bytes, fill, chunks, held, .. } = self;
         chunks.replace(chunk, |old| {
@@ -136,14 +138,14 @@ impl Sparse {
         });
     }
 
-    /// Frees one replaced chunk that no response shares any more, if one of the first few is such.
+    /// Frees one replaced chunk that no response shares any more, if there is one among the first few.
     fn look(&mut self) {
         if !self.held.is_empty() {
             drop(free(&mut self.held));
         }
     }
 
-    /// `length` fill bytes, cut from a shared run that grows when it is too short.
+    /// `length` fill bytes, from a shared buffer that grows when it is too short.
     fn blank(&mut self, length: usize) -> Slice {
         if self.blank.len() < length {
             let mut buffer = Buffer::zeroed(length.next_power_of_two());
@@ -153,7 +155,7 @@ impl Sparse {
         self.blank.slice(..length)
     }
 
-    /// The range cut at the edges of chunks: the chunk, the range within it, and the range within the whole.
+    /// The range split at the edges of chunks: the chunk, the range within it, and the range within the whole.
     fn parts(
         &self,
         offset: u64,
@@ -174,7 +176,7 @@ impl Sparse {
     }
 }
 
-/// A replaced chunk that no response shares any more, if one of the first few is such; the others go to the back.
+/// A replaced chunk that no response shares any more, if there is one among the first few; the others go to the back.
 fn free(held: &mut VecDeque<Slice>) -> Option<Buffer> {
     for _ in 0..LOOKS.min(held.len()) {
         match held.pop_front()?.try_unfreeze() {

@@ -1,9 +1,9 @@
-//! Where the chunks of a sparse stretch of bytes are: found by their number, without hashing.
+//! The chunks of a sparse range of bytes, found by their number, without hashing.
 //!
-//! Invariants: `live` counts the chunks that are there; a leaf that has none is given back.
+//! Invariants: `live` counts the existing chunks; an empty leaf is freed.
 //!
-//! Shape: two levels, a directory of leaves of neighbouring chunks. What lies so far out that the directory would grow large for
-//! it is in a tree, so that one block at the end of an enormous device costs no more than any other.
+//! Two levels: a directory of leaves of neighbouring chunks. Chunks so far out that the directory would have to grow
+//! large are in a tree, so that one block at the end of an enormous device costs no more than any other.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use sealblock_runtime_memory::Slice;
 
 /// Chunks of a leaf.
 const LEAF: usize = 256;
-/// Leaves that the directory holds at most: half a MiB of it.
+/// The most leaves in the directory, which then has half a MiB.
 const NEAR: u64 = 1 << 16;
 
 /// Chunks by number.
@@ -39,12 +39,12 @@ fn place(chunk: u64) -> (u64, usize) {
 }
 
 impl Table {
-    /// How many chunks are there.
+    /// The number of existing chunks.
     pub(crate) fn live(&self) -> u64 {
         self.live
     }
 
-    /// The chunk, if it is there.
+    /// The chunk, if it exists.
     #[inline]
     pub(crate) fn get(&self, chunk: u64) -> Option<&Slice> {
         let (leaf, within) = place(chunk);
@@ -55,7 +55,7 @@ impl Table {
         leaf.chunks[within].as_ref()
     }
 
-    /// Puts what `with` makes of the chunk, or of none, in its place.
+    /// Replaces the chunk, or its absence, with the result of `with`.
     pub(crate) fn replace(&mut self, chunk: u64, with: impl FnOnce(Option<Slice>) -> Slice) {
         let (leaf, within) = place(chunk);
         let leaf = match leaf < NEAR {
@@ -74,7 +74,7 @@ impl Table {
         self.live += u64::from(is_new);
     }
 
-    /// Takes the chunk out.
+    /// Removes the chunk.
     pub(crate) fn remove(&mut self, chunk: u64) -> Option<Slice> {
         let (number, within) = place(chunk);
         let leaf = match number < NEAR {

@@ -40,12 +40,12 @@ pub(crate) async fn open(resolved: &ResolvedAddress, config: Config) -> std::io:
 }
 
 impl ConnectionCore {
-    /// Takes the result of the negotiation, once it is there.
+    /// Removes the result of the negotiation, once it is there.
     pub(crate) fn take_negotiated(&mut self) -> Option<Event> {
         self.negotiated.take()
     }
 
-    /// Why the connection ended, if the protocol says.
+    /// The reason why the connection ended, if the protocol reports one.
     pub(crate) fn closed(&self) -> Option<Closed> {
         self.client.closed().cloned()
     }

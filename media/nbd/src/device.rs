@@ -26,7 +26,7 @@ impl NbdDevice {
     /// Opens an export; the empty name is the server's default.
     ///
     /// # Errors
-    /// See [`ConnectError`]; [`Options::connect_timeout`] bounds all of it.
+    /// See [`ConnectError`]; [`Options::connect_timeout`] limits all of it.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -45,8 +45,8 @@ impl NbdDevice {
         })
     }
 
-    /// Closes the device for all its clones: sends NBD_CMD_DISC and closes the connections. Requests in flight and later
-    /// ones fail. The caller flushes before.
+    /// Closes the device for all its clones: sends NBD_CMD_DISC and closes the connections. Requests in flight and
+    /// later ones fail. The caller flushes before.
     pub fn close(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async move {
             let reconnecting = &self.0.io.session;

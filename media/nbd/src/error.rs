@@ -6,7 +6,7 @@ use sealblock_protocols_nbd::client::{NegotiationError, Violation};
 
 use crate::Address;
 
-/// Why an export could not be opened, or the exports not listed.
+/// The reasons why an export could not be opened, or the exports not listed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The host name does not resolve.
@@ -25,7 +25,7 @@ pub enum ConnectError {
         /// The system's error for the last address tried.
         source: std::io::Error,
     },
-    /// The server is not connected and negotiated within the time limit.
+    /// The server did not accept the connection and negotiate within the time limit.
     #[error("{address} did not respond within {limit:?}")]
     Timeout {
         /// The server's address.
@@ -50,7 +50,7 @@ pub enum ConnectError {
     /// The server broke the protocol.
     #[error("the server broke the protocol: {0}")]
     Violation(Violation),
-    /// The export's shape is none that can be used.
+    /// The export has a size or block size that cannot be used.
     #[error("the export cannot be used: {0}")]
     Unsupported(String),
     /// After a reconnect, the export has another size, block size or other abilities.

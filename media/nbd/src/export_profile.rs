@@ -83,7 +83,7 @@ impl ExportProfile {
     }
 }
 
-/// 4096 bytes if the export's size is a multiple of it, else 512; with `is_small` 512 where the server takes as few.
+/// 4096 bytes if the export's size is a multiple of it, otherwise 512; with `is_small` 512 if the server supports it.
 fn block_size(info: &ExportInfo, is_small: bool) -> Result<BlockSize, ConnectError> {
     let (size, smallest) = (info.size_bytes, u64::from(info.sizes.smallest));
     let unsupported = |why: String| Err(ConnectError::Unsupported(why));

@@ -53,8 +53,8 @@ impl HoleMap {
         }
     }
 
-    /// Ends a reply. The next request starts at a block boundary, so a block that the reply covers only in part counts as
-    /// data. So every reply makes progress.
+    /// Ends a reply. The next request starts at a block boundary, so a block that the reply covers only in part counts
+    /// as data. So every reply makes progress.
     pub(crate) fn end_reply(&mut self) {
         if self.at > self.known_to {
             self.add(1 << self.shift, false);
@@ -79,7 +79,7 @@ impl HoleMap {
 mod tests {
     use super::*;
 
-    /// The runs of answers, each a list of lengths in bytes and whether they are holes.
+    /// The runs of replies, each a list of lengths in bytes and whether they are holes.
     fn map(answers: &[&[(u64, bool)]], end: u64) -> Vec<(u32, bool)> {
         let mut map = HoleMap::new(0, 12);
         for answer in answers {

@@ -88,7 +88,8 @@ impl Io {
         }
     }
 
-    /// Completes a change: flushes it if it must be durable and the server has no FUA, else records it as unflushed.
+    /// Completes a change: flushes it if it must be durable and the server has no FUA, otherwise records it as
+    /// unflushed.
     async fn make_durable(&self, epoch: u64, durability: Durability) -> Outcome {
         let is_durable = durability == Durability::ForceUnitAccess;
         if is_durable && self.session.profile.fua {
@@ -147,8 +148,8 @@ impl Io {
         }
     }
 
-    /// Reports which blocks are holes. A server may describe less than the requested length, so the loop continues where the
-    /// reply ends.
+    /// Reports which blocks are holes. A server may describe less than the requested length, so the loop continues
+    /// where the reply ends.
     pub(crate) async fn block_status(&self, extent: Extent) -> Outcome {
         let (start, length) = self.bytes(extent);
         let end = start + length;
@@ -174,7 +175,7 @@ impl Io {
     }
 }
 
-/// Probes by Read for the search of bad blocks. A block that the server names with its error is a hint, as for every device.
+/// Uses Read for the search of bad blocks. A block that the server names in its error is a hint, as for every device.
 struct Search<R> {
     /// Executes one Read.
     read: R,

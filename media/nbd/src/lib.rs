@@ -1,17 +1,19 @@
 //! An export of an NBD server as a block device: the client's side of the protocol.
 //!
-//! [`NbdDevice`] executes each block request as NBD requests on one or more connections of this reactor, over TCP or a Unix
-//! socket; [`discover`] lists a server's exports. `protocols/nbd` parses and writes the bytes; the reactor owns the sockets.
+//! [`NbdDevice`] executes each block request as NBD requests on one or more connections of this reactor, over TCP or a
+//! Unix socket; [`discover`] lists a server's exports. `protocols/nbd` parses and writes the bytes; the reactor owns
+//! the sockets.
 //!
 //! Invariants:
 //! - Every byte that a server sends is checked before use; no server can make this crate panic, loop or grow.
-//! - A request completes once: with its outcome, or with an error that names the request and the reply. Every wait has a
-//!   limit in [`Options`].
+//! - A request completes once: with its outcome, or with an error that names the request and the reply. Every wait has
+//!   a limit in [`Options`].
 //! - A block is reported bad only after the server has named it, or has failed a read of it alone.
 //! - A Flush does not make writes durable that were acknowledged before a connection was lost.
 //!
 //! One thread, so state is in cells. `connection` is one connection, `session` all connections to an export,
-//! `remote_export` what `transport` needs to replace a lost session, `io` executes requests, `device` is the public type.
+//! `remote_export` what `transport` needs to replace a lost session, `io` executes requests, `device` is the public
+//! type.
 
 mod address;
 mod connection;

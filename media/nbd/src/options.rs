@@ -10,15 +10,15 @@ use sealblock_runtime_reactor::net::Reconnect;
 /// How an export is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Connections, all on this reactor; at least 1. More than one only where the server says that several see each
-    /// other's writes and flushes (CAN_MULTI_CONN).
+    /// Connections, all on this reactor; at least 1. More than one is used only if the server reports that several see
+    /// each other's writes and flushes (CAN_MULTI_CONN).
     pub connections: u16,
     /// Requests in flight on one connection; at least 1. Further ones wait in order.
     pub queue_depth: u16,
-    /// Maximum bytes of data in one request, cut to the server's largest block; at least one block, at most 32 MiB.
+    /// Maximum bytes of data in one request, limited to the server's largest block; at least one block, at most 32 MiB.
     pub transfer_bytes: u32,
-    /// Blocks as small as the server takes them: a block that is lost then takes no others with it. Else blocks of 4096 bytes, where the
-    /// export has whole ones.
+    /// The smallest blocks that the server supports: a block that is lost then takes no others with it. Otherwise
+    /// blocks of 4096 bytes, if the export's size is a multiple of that.
     pub small_blocks: bool,
     /// Maximum bytes that one request zeroes or deallocates: a longer one could exceed [`Options::request_timeout`].
     pub zero_bytes: u32,
@@ -26,18 +26,20 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// Time limit of one request; the connection is then reset. Detected up to an eighth of it late.
     pub request_timeout: Duration,
-    /// Connections that one request may lose before it fails: a request that crashes its server must not be sent forever.
+    /// Connections that one request may lose before it fails: a request that crashes its server must not be sent
+    /// forever.
     pub max_connection_losses: u8,
     /// Limits of reconnecting after a lost connection.
     pub reconnect: Reconnect,
-    /// Time after which a server executes nothing of a connection that this client has closed. Until then changes wait that overlap
-    /// unanswered ones of that connection, unless the server fences them ([`ConnectionInfo::is_fenced`]).
+    /// Time after which a server executes no more requests of a connection that this client has closed. Until then,
+    /// changes that overlap unanswered ones of that connection wait, unless the server fences them
+    /// ([`ConnectionInfo::is_fenced`]).
     pub quiesce: Duration,
 }
 
 impl Default for Options {
-    /// One connection of 64 requests, 1 MiB of data and 256 MiB of zeroes in one, 10 s to connect, 30 s for a request, 4
-    /// losses, 30 s for a server to end a connection.
+    /// One connection of 64 requests, 1 MiB of data and 256 MiB of zeroes in one, 10 s to connect, 30 s for a request,
+    /// 4 losses, 30 s for a server to end a connection.
     fn default() -> Options {
         Options {
             connections: 1,
@@ -54,10 +56,10 @@ impl Default for Options {
     }
 }
 
-/// The information of a server about an export. Texts are the server's, without characters that are not printable.
+/// The information of a server about an export. Texts are the server's, without unprintable characters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectionInfo {
-    /// The export's name as the server reports it, else the requested name.
+    /// The export's name as the server reports it, otherwise the requested name.
     pub export: String,
     /// Description for people, possibly empty.
     pub description: String,
@@ -75,7 +77,7 @@ pub struct ConnectionInfo {
     pub can_multi_conn: bool,
     /// The server reports holes (`base:allocation`).
     pub allocation: bool,
-    /// The server executes nothing of a lost connection any more once this client has another one.
+    /// The server executes no request of a lost connection any more once this client has another one.
     pub is_fenced: bool,
     /// Connections in use.
     pub connections: usize,
@@ -118,7 +120,7 @@ pub struct Counters {
     pub received_bytes: u64,
     /// Bytes of data that were written.
     pub sent_bytes: u64,
-    /// Times that the connections were lost and set up again.
+    /// How often the connections were lost and set up again.
     pub reconnects: u64,
 }
 

@@ -90,8 +90,8 @@ pub(crate) fn start(config: SessionConfig, session: Session, number: u64) -> Rc<
     Reconnecting::new(RemoteExport { config, profile, counters: CounterCells::default() }, session, number)
 }
 
-/// Executes a request that changes `write_set`, again on a new session when the connection is lost or the server shuts down: every request is
-/// idempotent. The returned result is final, success or not.
+/// Executes a request that changes `write_set`, again on a new session when the connection is lost or the server shuts
+/// down: every request is idempotent. The returned result is final, success or not.
 pub(crate) async fn execute(
     reconnecting: &Rc<ReconnectingSession>,
     write_set: WriteSet,

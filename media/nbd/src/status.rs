@@ -34,12 +34,12 @@ pub(crate) fn failure(kind: RequestKind, extent: Option<Extent>, errors: &[Serve
     .into()
 }
 
-/// What the server said, in words.
+/// The server's errors as text.
 pub(crate) fn text(errors: &[ServerError]) -> String {
     main_error(errors).map(ToString::to_string).unwrap_or_default()
 }
 
-/// The first error that is not EIO, or else the first one.
+/// The first error that is not EIO, or otherwise the first one.
 fn main_error(errors: &[ServerError]) -> Option<&ServerError> {
     errors.iter().find(|error| error.code != ErrorCode::Io).or(errors.first())
 }

@@ -1,9 +1,10 @@
-//! A device that stores nothing: writes vanish, reads are zeroes.
+//! A device that stores nothing: writes are dropped, reads return zeroes.
 //!
-//! It is what remains of a stack when the medium costs nothing, so that benchmarks see the stack itself.
+//! It costs nothing itself, so that benchmarks measure the rest of the stack.
 //!
-//! Invariants: every operation is native and ends at once. With protection information the tuples read are all ones, which
-//! switches checking off, as those of a deallocated block do; anything else would be a lie about data that was lost.
+//! Invariants: every operation is native and ends immediately. With protection information the tuples read are all
+//! ones, which disables checks, like those of a deallocated block; any other tuples would claim that the written data
+//! were kept.
 
 use std::cell::RefCell;
 
@@ -15,7 +16,7 @@ use sealblock_integrity::{Checks, PiFormat, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockSize, Extent};
 
-/// Bytes of data in one transfer; larger requests are cut by the gate.
+/// Bytes of data in one transfer; the gate splits larger requests.
 const TRANSFER_BYTES: usize = 4 << 20;
 
 /// The device behind `null:SIZE`. See the crate's header.
@@ -29,7 +30,7 @@ pub struct NullDevice {
 impl NullDevice {
     /// `capacity_blocks` blocks that are always zeroes.
     pub fn new(block_size: BlockSize, capacity_blocks: u64, protection: Option<PiFormat>) -> NullDevice {
-        // Nothing is done for a block without payload, so those limits are as large as they get.
+        // Blocks without payload cost nothing, so those limits are as large as possible.
         let most = Limits::new(block_size, usize::MAX, u32::MAX);
         let limits =
             Limits { max_transfer_blocks: Limits::new(block_size, TRANSFER_BYTES, 1).max_transfer_blocks, ..most };
@@ -52,7 +53,7 @@ impl NullDevice {
         let extents = &request.extents;
         match &request.operation {
             Operation::Read(_) => Ok(Response::Data(self.read(extents.one()))),
-            // Nothing is stored, so there is no seal.
+            // Nothing is stored, so there are no tags to check.
             Operation::Verify(_) => {
                 Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage: Coverage::of(false) }))
             }
@@ -61,7 +62,7 @@ impl NullDevice {
                 let run = StatusRun { blocks: extents.one().blocks(), state: BlockState::Hole };
                 Ok(Response::BlockStatus(vec![run]))
             }
-            // Tags are made and dropped, so that what is measured above this device is what it costs above another.
+            // Tags are made and dropped, so that measurements above this device include the same work as above others.
             Operation::Write(WriteData::Unsealed(data)) => {
                 drop(data.clone().seal());
                 Ok(Response::Done)
@@ -81,7 +82,7 @@ impl NullDevice {
         }
     }
 
-    /// Compares with zeroes, which is what would be read.
+    /// Compares with zeroes, which is what a read returns.
     fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
         match extent.iter().zip(wanted.iter()).find(|(_, (block, _))| block.iter().any(|&byte| byte != 0)) {
             Some((lba, _)) => Err(ErrorKind::Miscompare { lba }.into()),
@@ -90,7 +91,7 @@ impl NullDevice {
     }
 }
 
-/// `length` bytes of `fill`, cut from a shared run that grows when it is too short.
+/// `length` bytes of `fill`, from a shared buffer that grows when it is too short.
 fn constant(shared: &RefCell<Slice>, fill: u8, length: usize) -> Slice {
     let mut shared = shared.borrow_mut();
     if shared.len() < length {
@@ -180,7 +181,7 @@ mod tests {
                     panic!("reads")
                 };
                 assert!(data.blocks() == 3 && data.joined_data().iter().all(|&byte| byte == 0));
-                // A second check, as by an export, must succeed.
+                // A second check, as an export would make, must succeed.
                 let (size, again) = (data.size(), data.format());
                 let read = Unverified::new(data.joined_data(), data.joined_tags(), size, again).unwrap();
                 assert!(read.verify(&checks).is_ok());

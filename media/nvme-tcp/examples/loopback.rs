@@ -1,4 +1,4 @@
-//! Random 4 KiB reads and writes of a null device over loopback, the target on one core and this host on the other.
+//! Random 4 KiB reads and writes of a null device over loopback; the target runs on one core and this host on another.
 //!
 //! `loopback [SECONDS] [DEPTH ...]`; with `ADDRESS=host:port NQN=name` in the environment it uses that target instead.
 
@@ -26,7 +26,7 @@ fn config() -> Config {
     Config { spin_us: 50, ..Config::default() }
 }
 
-/// Serves a null device on a thread of its own for as long as the process lives.
+/// Serves a null device on its own thread until the process ends.
 fn serve() -> SocketAddr {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {
@@ -46,7 +46,7 @@ fn serve() -> SocketAddr {
     told.recv().expect("the target starts")
 }
 
-/// One request after the other until the time is up.
+/// One request after another until the time is up.
 async fn one(device: NvmeTcpDevice, seed: u64, writes: Option<Sealed>, until: Instant, done: Rc<Cell<u64>>) {
     let mut state = seed | 1;
     loop {
@@ -66,7 +66,7 @@ async fn one(device: NvmeTcpDevice, seed: u64, writes: Option<Sealed>, until: In
     }
 }
 
-/// Time that this thread has had on a core, in nanoseconds; what others take of it does not count.
+/// Core time that this thread has used, in nanoseconds; time used by others does not count.
 fn cpu_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split(' ').next().and_then(|field| field.parse().ok()).unwrap_or(0)

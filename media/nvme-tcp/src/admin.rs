@@ -118,7 +118,7 @@ const LIST_ENTRIES: usize = 1024;
 /// Bytes of the page Supported Log Pages.
 const LOG_PAGES_BYTES: u64 = 1024;
 
-/// The pages of the `wanted` namespace, or of the only one there is.
+/// The pages of the `wanted` namespace, or of the only one that exists.
 pub(crate) async fn find_namespace(
     admin: &Admin,
     capabilities: Capabilities,
@@ -148,8 +148,8 @@ pub(crate) async fn namespace_pages(
     Ok(IdentifyPages { extensions, bitmap_pages, ..pages })
 }
 
-/// Sealblock's extensions that the namespace supports, and the bitmap pages of its reserved area. The page is read only if
-/// the controller lists it: another vendor's controller would log an error.
+/// Sealblock's extensions that the namespace supports, and the bitmap pages of its reserved area. The page is read only
+/// if the controller lists it: another vendor's controller would log an error.
 async fn extensions(admin: &Admin, controller: &Controller, nsid: u32) -> Result<(Extensions, u32), ConnectError> {
     if !controller.lpa.contains(Lpa::SUPPORTED_LOG_PAGES) {
         return Ok((Extensions::NONE, 0));

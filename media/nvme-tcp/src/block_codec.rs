@@ -1,4 +1,4 @@
-//! Converts blocks between memory, where data and tags are apart, and the wire, where they are interleaved.
+//! Converts blocks between memory, where data and tags are separate, and the wire, where they are interleaved.
 
 use std::cell::Cell;
 
@@ -46,7 +46,7 @@ impl BlockCodec {
         }
     }
 
-    /// Data of a Compare in wire format, with the tags of the namespace where it stores any.
+    /// Data of a Compare in wire format, with the tags of the namespace if it stores any.
     pub(crate) fn comparand(&self, data: &Sealed, pool: &Pool) -> Payload {
         match data.format() {
             Some(format) => self.with_tags(format, data, pool),

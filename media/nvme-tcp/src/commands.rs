@@ -1,4 +1,4 @@
-//! Executes single commands on a namespace, and sends them again where that may help; Flush, which is about all of them.
+//! Executes single commands on a namespace, and sends them again if that may help; and Flush, which covers all of them.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -63,8 +63,8 @@ impl Io {
         command.encode(self.nsid()).map_err(unfit)
     }
 
-    /// Executes an idempotent I/O command: again on a new session when the connection is lost, and again when its status
-    /// allows it. The returned completion is final, success or not.
+    /// Executes an idempotent I/O command: again on a new session when the connection is lost, and again when its
+    /// status allows it. The returned completion is final, success or not.
     pub(crate) async fn execute(
         &self,
         build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
@@ -118,8 +118,8 @@ impl Io {
         Ok(completed)
     }
 
-    /// True if the namespace is inactive now. Its status, Invalid Field, is that of a command that the target does not
-    /// know, too, and only the first may pass.
+    /// True if the namespace is inactive now. Its status, Invalid Field, is also the status of a command that the
+    /// target does not support, and only the former may be temporary.
     async fn is_taken_away(&self, session: &Session) -> bool {
         match session.controller.admin.identify(Cns::Namespace, self.nsid()).await {
             Ok(page) => page.iter().all(|byte| *byte == 0),
@@ -144,7 +144,7 @@ impl Io {
         Ok(Response::Done)
     }
 
-    /// Coverage of checks by a target with these extensions: whether they compare seals.
+    /// Coverage of checks by a target with these extensions: whether they compare guards.
     pub(crate) fn reach(&self, extensions: Extensions) -> Coverage {
         let profile = &self.session.profile;
         let is_plain = profile.pi_mode.kept().is_none();
@@ -278,6 +278,6 @@ pub(crate) fn retry_pause(session: &Session, status: Status) -> Duration {
         _ if status.code() == StatusCode::TRANSIENT_TRANSPORT_ERROR => return Duration::ZERO,
         _ => return RETRY_PAUSE,
     };
-    // Bounded: a controller must not delay a request for minutes.
+    // Limited: a controller must not delay a request for minutes.
     Duration::from_millis(u64::from(delay_100ms) * 100).min(Duration::from_secs(5))
 }

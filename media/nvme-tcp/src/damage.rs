@@ -1,5 +1,5 @@
-//! What a target knows of bad blocks without looking: from the damage log of sealblock's target, which also has expected and actual
-//! values, or by Get LBA Status from any other one.
+//! The target's known bad blocks, without a new search: from the damage log of sealblock's target, which also has
+//! expected and actual values, or by Get LBA Status from other targets.
 
 use sealblock_block::{BadBlock, BadBlockCause, DamageRun};
 use sealblock_protocols_nvme::admin::GetLogPage;
@@ -16,22 +16,22 @@ use crate::session::Session;
 /// Maximum bytes of the damage log that are read, and bytes read with one command.
 const DAMAGE_BYTES: u64 = 1 << 20;
 const PART_BYTES: u64 = 64 << 10;
-/// How often the damage log is read again that changed meanwhile.
+/// How often the damage log is read again if it has changed meanwhile.
 const TRIES: usize = 3;
-/// Bytes of one answer to Get LBA Status, and the most answers that are read.
+/// Bytes of one reply to Get LBA Status, and the most replies that are read.
 const STATUS_BYTES: usize = 4096;
 const MAX_ANSWERS: usize = 256;
 
-/// What a target knows of the bad blocks of a namespace.
+/// The bad blocks of a namespace that a target knows.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct KnownDamage {
     /// The blocks as runs, ascending.
     pub runs: Vec<DamageRun>,
-    /// True if these are all that it knows of.
+    /// True if these are all that it knows.
     pub is_complete: bool,
 }
 
-/// What the target knows; `None` where it keeps no list that this host can read.
+/// The target's known bad blocks; `None` if it has no list that this host can read.
 pub(crate) async fn known_damage(session: &Session) -> Option<KnownDamage> {
     for _ in 0..TRIES {
         let Some(log) = damage_log(session).await else { continue };
@@ -48,7 +48,8 @@ fn run_of_entry(entry: &DamageEntry) -> DamageRun {
     DamageRun { is_made: entry.write_uncorrectable, values: entry.values, ..DamageRun::exact(lba, lba, cause) }
 }
 
-/// The runs that Get LBA Status lists. Not every block of one has to be bad: a target lists neighbours as one run where it has many.
+/// The runs that Get LBA Status lists. A run may also contain good blocks: a target with many bad blocks lists
+/// neighbours as one run.
 async fn listed(session: &Session) -> Option<KnownDamage> {
     let mut known = KnownDamage::default();
     let mut start = Lba::ZERO;
@@ -63,7 +64,7 @@ async fn listed(session: &Session) -> Option<KnownDamage> {
         known.runs.extend(list.descriptors.iter().map(run_of_descriptor));
         known.is_complete = list.complete;
         match behind.and_then(|last| last.checked_add(1)) {
-            // A list that does not go on would be read for ever.
+            // A list that does not advance would be read forever.
             Some(next) if !list.complete && next > start.get() => start = Lba::new(next),
             _ => break,
         }
@@ -78,8 +79,8 @@ fn run_of_descriptor(run: &LbaStatusDescriptor) -> DamageRun {
     DamageRun { bad_blocks: 1, ..run }
 }
 
-/// Fills in expected and actual values from the target's damage log. Other targets have another page there, or none; the
-/// values then stay unknown.
+/// Fills in expected and actual values from the target's damage log. Other targets have another page there, or none;
+/// the values then stay unknown.
 pub(crate) async fn add_values(session: &Session, bad_blocks: &mut [BadBlock]) {
     if bad_blocks.iter().all(|bad_block| bad_block.cause == BadBlockCause::Media || bad_block.expected.is_some()) {
         return;

@@ -32,10 +32,10 @@ struct NvmeTcpState {
 }
 
 impl NvmeTcpDevice {
-    /// Opens a namespace: the one with this identifier, or the only one there is.
+    /// Opens a namespace: the one with this identifier, or the only one that exists.
     ///
     /// # Errors
-    /// See [`ConnectError`]; [`Options::connect_timeout`] bounds all of it.
+    /// See [`ConnectError`]; [`Options::connect_timeout`] limits all of it.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -56,9 +56,9 @@ impl NvmeTcpDevice {
         })
     }
 
-    /// Closes the device for all its clones: shuts the controller down, which lets it write its cache back, and closes the
-    /// connections. Requests in flight and later ones fail. Waits at most [`Options::shutdown_timeout`]. The caller flushes
-    /// before.
+    /// Closes the device for all its clones: shuts the controller down, which lets it write its cache back, and closes
+    /// the connections. Requests in flight and later ones fail. Waits at most [`Options::shutdown_timeout`]. The caller
+    /// flushes before.
     pub fn close(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async move {
             let reconnecting = &self.0.io.session;
@@ -82,8 +82,8 @@ impl NvmeTcpDevice {
         ConnectionInfo { controller_id: controller_id.unwrap_or(self.0.info.controller_id), ..self.0.info.clone() }
     }
 
-    /// What the target knows of bad blocks without looking at any; `None` where it keeps no list that this host can read, or cannot be
-    /// reached.
+    /// The target's known bad blocks, without a new search; `None` if it has no list that this host can read, or cannot
+    /// be reached.
     pub fn known_damage(&self) -> LocalBoxFuture<'_, Option<KnownDamage>> {
         Box::pin(async move {
             let session = self.0.io.session.current_session()?;
@@ -151,7 +151,7 @@ impl Device for NvmeTcpDevice {
     async fn execute(&self, request: Request) -> Outcome {
         let io = &self.0.io;
         io.session.check_fresh()?;
-        // Only what is frequent is compiled with each stack of devices; the rest once, here.
+        // Only frequent requests are compiled with each stack of devices; the others once, here.
         match request.operation {
             Operation::Read(expectations) => Requests(io).read(request.extents.one(), &expectations).await,
             Operation::Write(data) => {
@@ -200,8 +200,8 @@ const MAX_ENTRIES: u64 = 4096;
 /// Attempts to read the page without a change in between.
 const ATTEMPTS: usize = 4;
 
-/// The entries of a discovery log: subsystems, and other discovery controllers (see `SubsystemType`). Ignores the options
-/// about queues, tags and reconnecting.
+/// The entries of a discovery log: subsystems, and other discovery controllers (see `SubsystemType`). Ignores the
+/// options about queues, tags and reconnecting.
 ///
 /// # Errors
 /// See [`ConnectError`].

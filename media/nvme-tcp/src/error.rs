@@ -9,7 +9,7 @@ use sealblock_protocols_nvme::identify::NamespaceFormatError;
 
 use crate::HostPort;
 
-/// Why a namespace could not be opened, or a discovery log not read.
+/// The reasons why a namespace could not be opened, or a discovery log not read.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The host name does not resolve.
@@ -73,13 +73,13 @@ pub enum ConnectError {
     NoNamespace {
         /// The requested NSID.
         wanted: u32,
-        /// NSIDs there are.
+        /// The active NSIDs.
         active: Vec<u32>,
     },
     /// No namespace was requested, and there is not exactly one.
     #[error("give one of the active namespaces: {}", List(.active))]
     WhichNamespace {
-        /// NSIDs there are; possibly none.
+        /// The active NSIDs; possibly none.
         active: Vec<u32>,
     },
     /// The namespace's format is not supported.
@@ -138,12 +138,12 @@ impl From<NamespaceError> for ConnectError {
     }
 }
 
-/// Namespace identifiers for people.
+/// Namespace identifiers as text.
 struct List<'a>(&'a [u32]);
 
 impl fmt::Display for List<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Identifiers shown at most.
+        /// The most identifiers shown.
         const SHOWN: usize = 16;
         if self.0.is_empty() {
             return f.write_str("none");

@@ -1,7 +1,7 @@
 //! Requests that need sealblock's vendor specific extensions: Checksum, and the reserved area.
 //!
-//! Invariant: a vendor specific command is sent only on a session whose target offers it. After a reconnect the target may
-//! be another vendor's, where the same opcode may mean anything.
+//! Invariant: a vendor specific command is sent only on a session whose target offers it. After a reconnect the target
+//! may be another vendor's, where the same opcode may mean anything.
 
 use sealblock_block::{
     Checksum, Coverage, Error, ErrorKind, Expectations, Outcome, RequestKind, ReservedArea, Response, Tally, WriteSet,
@@ -68,8 +68,8 @@ impl Io {
         }
     }
 
-    /// The response to a Checksum that succeeded. Its completion has room for the checksum only, so a Verify reports which
-    /// copies were not checked, if there are several.
+    /// The response to a Checksum that succeeded. Its completion has room for the checksum only, so if there are
+    /// several copies, a Verify reports which of them were not checked.
     async fn checksum_response(&self, extent: Extent, kind: ChecksumKind, completed: &CompletedCommand) -> Outcome {
         let asked = nvm::Checksum { blocks: BlockCommand::new(extent), kind };
         let value = asked.checksum(completed.result.completion.result.get()).ok_or_else(|| {

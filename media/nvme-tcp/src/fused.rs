@@ -1,7 +1,8 @@
 //! Compare and Write by a fused pair of commands (Base, "Fused Operations"; NVM, "Compare and Write").
 //!
-//! Invariants: the two commands are neighbours on their queue: both join its line in one poll, and the line is in order. A pair that
-//! may have been executed is not sent again: it would miscompare with its own write. Pairs go only to a session whose controller has them.
+//! Invariants: the two commands are neighbours on their queue: both join its waiting line in one poll, and the line
+//! keeps its order. A pair that may have been executed is not sent again: it would miscompare with its own write. Pairs
+//! are sent only on a session whose controller supports them.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -78,7 +79,8 @@ impl Io {
         let mut second = pin!(queue.execute_change((write.with_fuse(Fuse::Second), HostData::Write(new)), change));
         let mut results: [Option<Result<CommandResult, RequestError>>; 2] = [None, None];
         let both = poll_fn(|cx| {
-            // In this order: the Compare joins the queue's line first, and no other command joins it in between.
+            // In this order: the Compare joins the queue's waiting line first, and no other command joins it in
+            // between.
             let [compared, written] = &mut results;
             if compared.is_none()
                 && let Poll::Ready(result) = first.as_mut().poll(cx)
@@ -137,7 +139,8 @@ impl Io {
                 BadBlocks::new(vec![bad]).expect("one block is bad").into()
             }
             _ if failed_half(compare) => self.failed(KIND, Some(extent), compared),
-            // So a target of ours says that its device does not know either; others say nothing better with it.
+            // Our own target reports with this status that its device does not know either; with other targets it means
+            // nothing more certain.
             _ if write.code() == StatusCode::INTERNAL_ERROR => {
                 unknown(&self.failed(KIND, Some(extent), written).to_string())
             }

@@ -12,49 +12,52 @@ use sealblock_transport::random_id;
 /// How a namespace is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// HOSTNQN: the name of this host, by which targets allow it in.
+    /// HOSTNQN: the name of this host, by which targets grant it access.
     pub host_nqn: Nqn,
     /// HOSTID: the identifier of this host, the same for all its connections.
     pub host_id: [u8; 16],
     /// I/O queues, one connection each, all on this reactor; at least 1. The target may grant fewer.
     pub queues: u16,
-    /// Commands in flight on one queue; at least 1. Further ones wait in order. Cut to what CAP.MQES and MAXCMD allow.
+    /// Commands in flight on one queue; at least 1. Further ones wait in order. Limited to what CAP.MQES and MAXCMD
+    /// allow.
     pub queue_depth: u16,
-    /// Whether PDU headers are to carry digests; a target that does not agree is refused.
+    /// True if PDU headers must have digests; a target that does not agree is refused.
     pub header_digest: bool,
-    /// Whether data is to carry digests; a target that does not agree is refused.
+    /// True if data must have digests; a target that does not agree is refused.
     pub data_digest: bool,
     /// Who makes tags.
     pub protection: PiSource,
-    /// Maximum bytes of data in one transfer, cut to the target's MDTS; at least one block.
+    /// Maximum bytes of data in one transfer, limited to the target's MDTS; at least one block.
     pub transfer_bytes: u32,
     /// Time limit of one attempt: name resolution, connections and everything up to the first I/O.
     pub connect_timeout: Duration,
     /// Time limit of one command; the connection is then reset. Detected up to an eighth of it late.
     pub request_timeout: Duration,
-    /// KATO: the target drops this host after so long without a command. Keep Alive is sent twice as often. Zero for none.
+    /// KATO: the target drops this host after this long without a command. Keep Alive is sent twice as often. Zero for
+    /// none.
     pub keep_alive: Duration,
-    /// Time that [`crate::NvmeTcpDevice::close`] gives the target to shut the controller down.
+    /// Time that [`crate::NvmeTcpDevice::close`] allows for the target to shut the controller down.
     pub shutdown_timeout: Duration,
-    /// Times that one request is sent again after a status that allows it, without counting lost connections.
+    /// How often one request is sent again after a status that allows it, without counting lost connections.
     pub retries: u8,
-    /// Connections that one request may lose before it fails: a request that crashes its target must not be sent forever.
+    /// Connections that one request may lose before it fails: a request that crashes its target must not be sent
+    /// forever.
     pub max_connection_losses: u8,
     /// Limits of reconnecting after a lost connection.
     pub reconnect: Reconnect,
-    /// Time after which a target executes nothing of a controller whose connections this host has closed; at least
-    /// [`Options::keep_alive`] counts. Until then changes wait that overlap unanswered ones of that controller, unless the target
-    /// offers to end it (`docs/formats/vendor-extensions.md`).
+    /// Time after which a target executes no more commands of a controller whose connections this host has closed; it
+    /// is at least [`Options::keep_alive`]. Until then, changes that overlap unanswered ones of that controller wait,
+    /// unless the target offers to end it (`docs/formats/vendor-extensions.md`).
     pub quiesce: Duration,
 }
 
 impl Options {
-    /// Time after which a target executes nothing of an ended controller.
+    /// Time after which a target executes no more commands of an ended controller.
     pub(crate) fn quiesce(&self) -> Duration {
         self.quiesce.max(self.keep_alive)
     }
 
-    /// What the profile of a namespace depends on.
+    /// The options that the profile of a namespace depends on.
     pub(crate) fn profile(&self) -> ProfileOptions {
         let (source, transfer_bytes) = (self.protection, self.transfer_bytes);
         ProfileOptions { source, metadata: MetadataSupport::Interleaved, transfer_bytes }
@@ -63,9 +66,9 @@ impl Options {
 
 impl Default for Options {
     /// One queue of 128 commands, no digests, tags made here where the namespace has any, transfers of 1 MiB, 10 s to
-    /// connect, 30 s for a request, 30 s keep alive, 5 s to shut down, 3 retries, 4 losses, 30 s
-    /// for a target to end a controller. The host's name and identifier
-    /// are made at random once for each process; a host that is to be recognised sets its own.
+    /// connect, 30 s for a request, 30 s keep alive, 5 s to shut down, 3 retries, 4 losses, 30 s for a target to end a
+    /// controller. The host's name and identifier are random, and the same for the whole process; a host that targets
+    /// must recognise sets its own.
     fn default() -> Options {
         let host_id = process_id();
         Options {
@@ -100,7 +103,7 @@ fn process_id() -> [u8; 16] {
     })
 }
 
-/// The target's information about itself and the namespace. Texts are the target's, without characters that are not printable.
+/// The target's information about itself and the namespace. Texts are the target's, without unprintable characters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectionInfo {
     /// The requested subsystem's name.
@@ -131,9 +134,9 @@ pub struct ConnectionInfo {
     pub queues: u16,
     /// Commands in flight on one queue.
     pub queue_depth: u16,
-    /// PDU headers carry digests.
+    /// PDU headers have digests.
     pub header_digest: bool,
-    /// Data carries digests.
+    /// Data have digests.
     pub data_digest: bool,
     /// MDTS in bytes; `None` for no limit.
     pub max_transfer_bytes: Option<u64>,
@@ -156,24 +159,24 @@ pub struct ConnectionInfo {
 pub struct Counters {
     /// Commands completed on I/O queues.
     pub commands: u64,
-    /// Payload bytes of I/O commands that were received: data, and tags that travel with it.
+    /// Payload bytes of I/O commands that were received: data, and tags transferred with them.
     pub received_bytes: u64,
     /// Payload bytes of I/O commands that were sent.
     pub sent_bytes: u64,
-    /// Received bytes that a data digest was computed over; the same pass yields the block guards.
+    /// Received bytes over which a data digest was computed; the same pass yields the block guards.
     pub received_bytes_checksummed: u64,
-    /// Sent bytes that a data digest was computed over; without those whose guards were known.
+    /// Sent bytes over which a data digest was computed; without those whose guards were known.
     pub sent_bytes_checksummed: u64,
-    /// Bytes of data whose guards were computed apart from data digests.
+    /// Bytes of data whose guards were computed separately from data digests.
     pub guard_bytes_checksummed: u64,
     /// Commands sent again after a status that allows it.
     pub retries: u64,
-    /// Times that the connections were lost and set up again.
+    /// How often the connections were lost and set up again.
     pub reconnects: u64,
 }
 
 impl Counters {
-    /// Bytes that this device computed any CRC over, to move [`Counters::received_bytes`] and [`Counters::sent_bytes`].
+    /// Bytes over which this device computed any CRC, for [`Counters::received_bytes`] and [`Counters::sent_bytes`].
     /// The creator of a Write computes its guards, so they are not counted here.
     pub fn bytes_checksummed(&self) -> u64 {
         self.received_bytes_checksummed + self.sent_bytes_checksummed + self.guard_bytes_checksummed

@@ -44,7 +44,7 @@ pub(crate) async fn open(address: SocketAddr, id: u16, config: HostConfig) -> st
 }
 
 impl QueueCore {
-    /// What was negotiated, once it was.
+    /// The result of the negotiation, once there is one.
     pub(crate) fn negotiated(&self) -> Option<Negotiated> {
         self.host.negotiated()
     }

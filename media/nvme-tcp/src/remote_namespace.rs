@@ -1,5 +1,5 @@
-//! An open namespace, whose session is replaced when it is lost; and the background tasks of a session: keep alive, timeouts,
-//! events of the controller.
+//! An open namespace, whose session is replaced when it is lost; and the background tasks of a session: keep alive,
+//! timeouts, events of the controller.
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
@@ -111,7 +111,7 @@ impl RemoteNamespace {
         }
     }
 
-    /// The namespace's information about itself now.
+    /// Updates what the namespace reports about itself.
     fn follow(&self, profile: &NamespaceProfile) {
         self.is_writable.set(profile.abilities.writable);
         self.freshness.set(profile.abilities.freshness);
@@ -122,12 +122,12 @@ impl RemoteNamespace {
         self.is_writable.get()
     }
 
-    /// Whether it has what was written to it last, as its target says now.
+    /// Whether it has the last data written to it, as its target now reports.
     pub(crate) fn freshness(&self) -> Freshness {
         self.freshness.get()
     }
 
-    /// Fails if blocks may be older by now, and were not when it was opened: its readers do not know it.
+    /// Fails if blocks may be older by now, and were not when it was opened: its readers have not been told.
     pub(crate) fn check_fresh(&self) -> Result<(), Error> {
         match self.freshness.get() {
             Freshness::MayBeOlder(why) if self.profile.abilities.freshness.is_current() => {

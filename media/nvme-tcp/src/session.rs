@@ -1,6 +1,6 @@
 //! An association with a controller: opens its admin queue and its I/O queues.
 //!
-//! Every value from the target is checked before use, and one time limit bounds all steps.
+//! Every value from the target is checked before use, and one time limit covers all steps.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -63,7 +63,7 @@ pub(crate) struct Session {
     pub(crate) in_capsule_bytes: u32,
     pub(crate) profile: NamespaceProfile,
     pub(crate) pages: IdentifyPages,
-    /// True if the target executes nothing of this device's ended controllers any more.
+    /// True if the target no longer executes any command of this device's ended controllers.
     pub(crate) is_fenced: bool,
     /// Keep alive, timeouts and events; aborted when the session ends.
     pub(crate) tasks: RefCell<Vec<JoinHandle<()>>>,
@@ -81,7 +81,7 @@ impl SessionConfig {
         self.in_time(self.open_session()).await
     }
 
-    /// Bounds `work` by [`Options::connect_timeout`].
+    /// Limits `work` to [`Options::connect_timeout`].
     pub(crate) async fn in_time<T>(
         &self,
         work: impl Future<Output = Result<T, ConnectError>>,
@@ -217,7 +217,8 @@ impl SessionConfig {
         Ok(id)
     }
 
-    /// Has the target end this device's lost controllers, should it take them for alive; ready when nothing of them is executed any more.
+    /// Makes the target end this device's lost controllers, if it still counts them as alive; returns when none of
+    /// their commands is executed any more.
     async fn fence_ended(&self, controller: &Controller) -> Result<(), ConnectError> {
         let ended = self.lineage.ended();
         for id in &ended {
@@ -244,8 +245,8 @@ impl SessionConfig {
         let config = self.config(session.queue_depth, Some(session.in_capsule_bytes));
         let queue = self.open_queue(session.controller.socket, id, config).await?;
         let io_queue = Admin::new(Rc::clone(&queue), self.address.clone());
-        // Without SQ flow control, a Read may complete with its data, which saves a PDU. A controller that requires flow
-        // control refuses the parameter.
+        // Without SQ flow control, a Read may complete with its data, which saves a PDU. A controller that requires
+        // flow control refuses the parameter.
         let entries = u32::from(session.queue_depth) + 1;
         let attributes = ConnectAttributes::DISABLE_SQ_FLOW_CONTROL;
         let request = Connect { queue: id, entries, attributes, keep_alive_ms: 0 };
@@ -351,8 +352,9 @@ async fn wait_for(admin: &Admin, is_there: impl Fn(&ControllerStatus) -> bool) -
     }
 }
 
-/// Blocks that a fused Compare and Write covers: one, which every controller changes atomically (ACWU is 0's based) and which crosses no boundary. None where
-/// blocks have metadata, since a Compare compares these too, and on a queue of one command, which has no room for a pair.
+/// Blocks of a fused Compare and Write: one, which every controller changes atomically (ACWU is 0's based) and which
+/// crosses no boundary. None if blocks have metadata, since a Compare compares these too, and on a queue of one
+/// command, which has no room for a pair.
 fn pair_blocks(profile: &NamespaceProfile, controller: &ControllerPage, queue_depth: u16) -> u32 {
     let is_plain = profile.pi_mode == PiMode::None && profile.metadata.bytes == 0;
     u32::from(is_plain && queue_depth > 1 && controller.fuses.contains(Fuses::COMPARE_AND_WRITE))

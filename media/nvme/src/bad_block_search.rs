@@ -1,6 +1,6 @@
-//! Finds the bad blocks of a command that failed: the search of `sealblock_block`, with commands of a namespace and the hints that NVM
-//! controllers have. A status names a field and no block, but Get LBA Status lists blocks that the controller knows to be
-//! bad, and the error log names the first block of a command.
+//! Finds the bad blocks of a command that failed: the search of `sealblock_block`, with commands of a namespace and the
+//! hints that NVM controllers have. A status names a field and no block, but Get LBA Status lists blocks that the
+//! controller knows to be bad, and the error log names the first block of a command.
 
 use sealblock_block::{BadBlock, BadBlockCause, BlockProbe, Error, RequestKind, find_bad_blocks};
 use sealblock_protocols_nvme::admin::GetLogPage;
@@ -13,7 +13,7 @@ use crate::{CompletedCommand, Namespace};
 
 /// Bytes of one Get LBA Status page: 4095 runs.
 const STATUS_BYTES: usize = 64 << 10;
-/// Maximum blocks taken from one page as hints; the search finds the others without.
+/// The most blocks of one page used as hints; the search finds the others without.
 const MAX_HINTS: usize = 4096;
 
 /// The command that probes blocks.
@@ -37,7 +37,7 @@ impl<'a, N: Namespace> BadBlockSearch<'a, N> {
         BadBlockSearch { namespace, probe }
     }
 
-    /// The bad blocks of `extent`, over which a command failed; none if every block is good by now.
+    /// The bad blocks of `extent`, for which a command failed; none if every block is good by now.
     ///
     /// # Errors
     /// Statuses that are not about blocks, and a controller that fails a run but none of its blocks.
@@ -53,7 +53,7 @@ impl<'a, N: Namespace> BadBlockSearch<'a, N> {
         if !profile.get_lba_status {
             return Vec::new();
         }
-        // The command cannot express a range of 2^16 blocks: request all to the end, and cut the list here.
+        // The command cannot express a range of 2^16 blocks: request all to the end, and shorten the list here.
         let range_blocks = u16::try_from(extent.len()).unwrap_or(0);
         let request = GetLbaStatus { start: extent.start(), max_bytes: STATUS_BYTES as u64, action, range_blocks };
         let page = self.namespace.read_page(completed, request.encode(profile.nsid), STATUS_BYTES).await;

@@ -1,4 +1,4 @@
-//! The protection fields of commands: which checks a command requests of the controller, and which tags it brings.
+//! The protection fields of commands: which checks a command requests of the controller, and which tags it contains.
 
 use sealblock_block::BadBlock;
 use sealblock_integrity::{Checks, Mismatch, PiFormat, ProtectionType, Sealed, Tags};
@@ -11,7 +11,8 @@ use crate::profile::{NamespaceProfile, PiMode};
 const UNCHECKED_APP_TAG: u16 = 0xFFFF;
 
 impl NamespaceProfile {
-    /// What every block of the namespace has to pass, as far as its tags are seen here: its own check, which no command leaves out.
+    /// The checks that every block of the namespace must pass, as far as its tags are visible here: no command leaves
+    /// them out.
     pub fn own_checks(&self, start: Lba) -> Checks {
         self.pi_mode.shown().map_or(Checks::NONE, |format| Checks::full(format, start))
     }
@@ -35,8 +36,8 @@ impl NamespaceProfile {
         self.pi_mode != PiMode::None
     }
 
-    /// The fields of a Write of this data. The controller always checks guards and reference tags; it checks application and
-    /// storage tags if all blocks have the same. So a tag that changes in transfer is detected.
+    /// The fields of a Write of this data. The controller always checks guards and reference tags; it checks
+    /// application and storage tags if all blocks have the same. So a tag that changes in transfer is detected.
     pub fn write_checks(&self, extent: Extent, data: &Sealed) -> ProtectionInfo {
         match self.pi_mode {
             PiMode::None => ProtectionInfo::NONE,
@@ -52,8 +53,8 @@ impl NamespaceProfile {
         ProtectionInfo { pract: true, ..ProtectionInfo::NONE }.with_tags(format, 0, initial_ref_tag)
     }
 
-    /// Data of a Compare, with the tags that the namespace stores: the controller compares tags too, so data without them gets those that
-    /// the controller would make.
+    /// Data of a Compare, with the tags that the namespace stores: the controller compares tags too, so data without
+    /// tags get those that the controller would make.
     pub fn comparand(&self, extent: Extent, data: &Sealed) -> Sealed {
         let size = self.geometry.block_size;
         let Some(format) = self.pi_mode.kept() else { return data.clone() };
@@ -95,8 +96,8 @@ pub fn bad_blocks(start: Lba, mismatches: &[Mismatch]) -> Vec<BadBlock> {
     mismatches.iter().map(|mismatch| BadBlock::of_mismatch(start, mismatch)).collect()
 }
 
-/// Checks as fields of a command, and true if the fields express all of them. They cannot express every mask of a storage
-/// tag, and with Type 1 no reference tag but the LBA (NVM, "Protection Information").
+/// Checks as fields of a command, and true if the fields express all of them. They cannot express every mask of a
+/// storage tag, and with Type 1 no reference tag other than the LBA (NVM, "Protection Information").
 fn read_checks(format: PiFormat, start: Lba, checks: &Checks, storage_tag_mask: u64) -> (ProtectionInfo, bool) {
     let mut info = ProtectionInfo::NONE;
     let mut is_all = true;

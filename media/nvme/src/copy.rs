@@ -1,11 +1,12 @@
-//! Copy within a namespace: the command of one part of a request, and why it is used only where it is ([`CopyPlan::of`]).
+//! Copy within a namespace: the command of one part of a request, and the reasons for the conditions on it
+//! ([`CopyPlan::of`]).
 //!
-//! Copies keep their tags, as if they were read and written (`sealblock_block::Operation::Copy`). With PRACT of PRINFOR and PRINFOW
-//! cleared a controller stores the tuples as it has read them. These are right where tuples do not depend on the address: without
-//! protection information, and in Type 3. In Types 1 and 2 the reference tags would be those of the source. With PRACT set in both the
-//! controller makes new tuples, one application and storage tag for all blocks, and a valid guard for a block that was exempt from
-//! checks. That is what a Read and a Write do anyway where the controller makes all tags ([`PiMode::Target`]), and nowhere else. PRACT set in
-//! only one of them is an error (NVM, "Copy command").
+//! Copies keep their tags, as if they were read and written (`sealblock_block::Operation::Copy`). With PRACT of PRINFOR
+//! and PRINFOW cleared a controller stores the tuples as it has read them. These are correct if tuples do not depend on
+//! the address: without protection information, and in Type 3. In Types 1 and 2 the reference tags would be those of
+//! the source. With PRACT set in both the controller makes new tuples, one application and storage tag for all blocks,
+//! and a valid guard for a block that was exempt from checks. A Read and a Write do the same anyway if the controller
+//! makes all tags ([`PiMode::Target`]), and only then. PRACT set in only one of them is an error (NVM, "Copy command").
 
 use sealblock_block::Durability;
 use sealblock_integrity::Checks;
@@ -16,7 +17,8 @@ use sealblock_units::Extent;
 use crate::profile::{CopyPlan, NamespaceProfile, PiMode};
 
 impl NamespaceProfile {
-    /// The command that copies `source`, at most [`CopyPlan::command_blocks`], with its source ranges; `None` if no command says these checks.
+    /// The command that copies `source`, at most [`CopyPlan::command_blocks`], with its source ranges; `None` if no
+    /// command can express these checks.
     pub fn copy_command(
         &self,
         plan: &CopyPlan,

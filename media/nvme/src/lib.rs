@@ -1,13 +1,14 @@
-//! A namespace of the NVM command set as a block device, whatever carries its commands: NVMe/TCP, or the passthrough of Linux.
+//! A namespace of the NVM command set as a block device, however its commands are sent: by NVMe/TCP, or by the
+//! passthrough of Linux.
 //!
-//! [`NamespaceProfile`] is what a namespace's Identify pages say: geometry, limits, abilities, protection information. A medium
-//! implements [`Namespace`], which executes single commands; [`requests`] makes block requests of them, and a [`BadBlockSearch`]
-//! finds the blocks behind a status.
+//! [`NamespaceProfile`] is the content of a namespace's Identify pages: geometry, limits, abilities, protection
+//! information. A medium implements [`Namespace`], which executes single commands; [`requests`] makes them from block
+//! requests, and a [`BadBlockSearch`] finds the blocks that a status is about.
 //!
 //! Invariants:
 //! - Every field of a page is checked before use; no controller can make this crate panic, loop or grow.
-//! - A block is reported bad only after a command over it alone has failed, or its tags were compared here.
-//! - What the status of a command means is decided in one table.
+//! - - A block is reported bad only after a command for it alone has failed, or its tags were compared here.
+//! - - One table decides what the status of a command means.
 
 mod bad_block_search;
 mod checks;
@@ -39,18 +40,20 @@ pub trait CompletedCommand {
     fn status(&self) -> Status;
 }
 
-/// Executes single commands on one namespace. Each returns its final completion, whatever the status; an error says that there is none.
+/// Executes single commands on one namespace. Each returns its final completion, whatever the status; an error means
+/// that there is none.
 ///
-/// Commands are idempotent, so an implementation may send one again; a Copy is, as long as nobody changes its source meanwhile.
+/// Commands are idempotent, so an implementation may send one again; a Copy is, as long as nobody changes its source
+/// meanwhile.
 pub trait Namespace {
     /// A command with its final completion, and what the implementation needs to find it in logs.
     type Completed: CompletedCommand;
 
-    /// True if [`Namespace::is_logged_as`] knows the command by its queue and identifier. Otherwise what the error log names is only a
-    /// hint: another program's command may have failed in the same way.
+    /// True if [`Namespace::is_logged_as`] knows the command by its queue and identifier. Otherwise a block named in
+    /// the error log is only a hint: another program's command may have failed in the same way.
     const LOG_NAMES_COMMANDS: bool;
 
-    /// What the namespace is.
+    /// The profile of the namespace.
     fn profile(&self) -> &NamespaceProfile;
 
     /// Executes one Read.
@@ -60,8 +63,8 @@ pub trait Namespace {
         protection: ProtectionInfo,
     ) -> impl Future<Output = Result<Self::Completed, Error>>;
 
-    /// The blocks of a Read that succeeded, once they have passed the namespace's own check here ([`NamespaceProfile::own_checks`]), and
-    /// are as expected.
+    /// The blocks of a Read that succeeded, after the namespace's own check here ([`NamespaceProfile::own_checks`]),
+    /// and if they are as expected.
     fn check_read(&self, extent: Extent, expectations: &Expectations, completed: Self::Completed) -> Outcome;
 
     /// Executes one Write of this data, which has tags exactly if the device shows tags.
@@ -77,8 +80,8 @@ pub trait Namespace {
     /// Executes a command without data.
     fn execute_once(&self, command: IoCommand) -> impl Future<Output = Result<Self::Completed, Error>>;
 
-    /// Executes one command that changes these blocks, or copies them, and whose data are a list of ranges: Dataset Management or
-    /// Copy.
+    /// Executes one command that changes or copies these blocks and whose data are a list of ranges: Dataset Management
+    /// or Copy.
     fn execute_with_ranges(
         &self,
         command: IoCommand,
@@ -86,8 +89,8 @@ pub trait Namespace {
         used: &[Extent],
     ) -> impl Future<Output = Result<Self::Completed, Error>>;
 
-    /// Executes an admin command that reads `length_bytes`, on the controller that executed `completed`. It is a hint: `None` if it
-    /// fails.
+    /// Executes an admin command that reads `length_bytes`, on the controller that executed `completed`. It is a hint:
+    /// `None` if it fails.
     fn read_page(
         &self,
         completed: &Self::Completed,
@@ -95,10 +98,11 @@ pub trait Namespace {
         length_bytes: usize,
     ) -> impl Future<Output = Option<Buffer>>;
 
-    /// True if an entry of the error log may be about this command; the status, the namespace and the block are compared elsewhere.
+    /// True if an entry of the error log may be about this command; the status, the namespace and the block are
+    /// compared elsewhere.
     fn is_logged_as(&self, completed: &Self::Completed, entry: &ErrorEntry) -> bool;
 
-    /// Fills in expected and actual values that the controller knows of bad blocks, if it has a way to tell.
+    /// Fills in the controller's expected and actual values of bad blocks, if it can report them.
     fn add_values(&self, completed: &Self::Completed, bad_blocks: &mut [BadBlock]) -> impl Future<Output = ()>;
 
     /// The error of a command that failed with a status that is not about blocks.

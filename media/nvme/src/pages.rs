@@ -33,7 +33,7 @@ pub struct IdentifyPages {
     pub bitmap_pages: u32,
 }
 
-/// Why a namespace cannot be used.
+/// The reasons why a namespace cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NamespaceError {
     /// A page is inconsistent, or the controller is of another type than expected.
@@ -70,13 +70,13 @@ pub enum NamespaceError {
 
 /// Executes Identify.
 pub trait Admin {
-    /// Why there is no page.
+    /// The error of a page that cannot be read.
     type Error: From<NamespaceError>;
 
-    /// A page of Identify, whole.
+    /// A whole page of Identify.
     fn identify(&self, cns: Cns, nsid: u32) -> impl Future<Output = Result<Buffer, Self::Error>>;
 
-    /// The same; `None` where the controller does not know the page.
+    /// The same; `None` if the controller does not support the page.
     fn identify_if_known(&self, cns: Cns, nsid: u32) -> impl Future<Output = Result<Option<Buffer>, Self::Error>>;
 }
 
@@ -101,7 +101,8 @@ pub async fn identify_controller<A: Admin>(admin: &A) -> Result<Controller, A::E
     Ok(controller)
 }
 
-/// The pages of namespace `nsid`, without those of extensions. `known` is the page of the controller, if it was read before.
+/// The pages of namespace `nsid`, without those of extensions. `known` is the page of the controller, if it was read
+/// before.
 ///
 /// # Errors
 /// Pages that are inconsistent, and those of the commands.

@@ -18,36 +18,37 @@ const WRITE_PROTECTED: u8 = 1;
 /// NSFEAT bit 5 of CNS 08h: VWCNP, the namespace has no volatile write cache.
 const NO_VOLATILE_CACHE: u8 = 1 << 5;
 
-/// Generator of the tags of a namespace with protection information. Without effect on one without.
+/// Generator of the tags of a namespace with protection information. Without effect on a namespace without.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum PiSource {
     /// As [`PiSource::Host`].
     #[default]
     Auto,
-    /// PRACT = 0: tags travel with the data, from the writer to the medium and back, and are checked at both ends.
+    /// PRACT = 0: tags are transferred with the data, from the writer to the medium and back, and are checked at both
+    /// ends.
     Host,
-    /// PRACT = 1: the controller generates and checks the tags; the device has no protection information, and nothing of it
-    /// protects the data between controller and host.
+    /// PRACT = 1: the controller generates and checks the tags; the device has no protection information, and the data
+    /// have no tags between controller and host.
     Target,
 }
 
-/// Metadata that the way to the controller can carry.
+/// Metadata that can be transferred to the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MetadataSupport {
-    /// Tuples behind each block, and no other metadata: what this host does over TCP.
+    /// Tuples after each block, and no other metadata: what this host supports over TCP.
     Interleaved,
-    /// Metadata of any size, behind each block or in a buffer of its own, with or without a tuple at its begin or end.
+    /// Metadata of any size, after each block or in a separate buffer, with or without a tuple at the start or end.
     Any,
 }
 
-/// How a namespace is used, as far as its profile depends on it.
+/// The options that a profile depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProfileOptions {
     /// Who makes tags.
     pub source: PiSource,
-    /// Metadata that can be carried.
+    /// Metadata that can be transferred.
     pub metadata: MetadataSupport,
-    /// Maximum bytes of one transfer, cut to MDTS; at least one block.
+    /// Maximum bytes of one transfer, limited to MDTS; at least one block.
     pub transfer_bytes: u32,
 }
 
@@ -56,18 +57,18 @@ pub struct ProfileOptions {
 pub enum PiMode {
     /// The namespace has none.
     None,
-    /// Tags travel with the data.
+    /// Tags are transferred with the data.
     Host(PiFormat),
     /// The target generates and checks the tags.
     Target(PiFormat),
 }
 
-/// Metadata that travels with the data of each block.
+/// Metadata transferred with the data of each block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Metadata {
     /// Bytes for each block; 0 if there are none, or if the controller makes and strips them.
     pub bytes: usize,
-    /// True if they follow the data of their block, false if they are in a buffer of their own.
+    /// True if they follow the data of their block, false if they are in a separate buffer.
     pub is_interleaved: bool,
     /// Where the tuple begins in them, if they have one.
     pub tuple_at: usize,
@@ -99,7 +100,7 @@ pub struct NamespaceIdentity {
     format: NamespaceFormat,
 }
 
-/// What requests need to know of a namespace.
+/// What requests need to know about a namespace.
 #[derive(Clone, Debug)]
 pub struct NamespaceProfile {
     /// NSID.
@@ -110,7 +111,7 @@ pub struct NamespaceProfile {
     pub abilities: Abilities,
     /// Its protection information.
     pub pi_mode: PiMode,
-    /// Metadata that travels with the data.
+    /// Metadata transferred with the data.
     pub metadata: Metadata,
     /// LBSTM: bits of the storage tag that can be checked.
     pub storage_tag_mask: u64,
@@ -124,7 +125,7 @@ pub struct NamespaceProfile {
     pub discard_ranges: usize,
     /// Blocks of one Dataset Management command.
     pub discard_blocks: u64,
-    /// How it is copied within, if tags stay as they are.
+    /// How blocks are copied within it, if tags stay as they are.
     pub copy: Option<CopyPlan>,
     /// Entries of the error log.
     pub error_entries: u16,
@@ -134,33 +135,34 @@ pub struct NamespaceProfile {
     pub max_verify_bytes: Option<u64>,
     /// WZSL in bytes; `None` for no limit or no such page.
     pub max_write_zeroes_bytes: Option<u64>,
-    /// What it is recognised by.
+    /// The values that identify it.
     pub identity: NamespaceIdentity,
 }
 
-/// How a namespace is copied within: the form of source ranges, and how many of which length one command takes.
+/// How blocks are copied within a namespace: the form of source ranges, how many one command may have, and how long
+/// each may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CopyPlan {
-    /// The descriptor format, which the guard decides.
+    /// The descriptor format, which depends on the guard.
     pub format: CopyDescriptorFormat,
     /// Maximum blocks of one source range.
     pub range_blocks: BlockCount,
-    /// Maximum blocks of one command. One that ends at a multiple of it has no more ranges than a command takes.
+    /// Maximum blocks of one command. A command that ends at a multiple of it has no more ranges than allowed.
     pub command_blocks: BlockCount,
 }
 
 impl CopyPlan {
-    /// Maximum blocks of one command, whatever the controller takes: nobody writes to the blocks while it is executed.
+    /// Maximum blocks of one command, whatever the controller allows: nobody writes to the blocks while it is executed.
     const MOST_BLOCKS: u32 = 1 << 16;
 
-    /// The plan by MSSRL, MCL, MSRC and CDFS; `None` where one of these has no value, and where tags would not stay as they are: see
-    /// `copy.rs`.
+    /// The plan by MSSRL, MCL, MSRC and CDFS; `None` if one of these has no value, or if tags would not stay as they
+    /// are: see `copy.rs`.
     fn of(pages: &IdentifyPages, format: &NamespaceFormat, pi_mode: PiMode) -> Option<CopyPlan> {
         let stays = match pi_mode {
             PiMode::None | PiMode::Target(_) => true,
             PiMode::Host(tuple) => tuple.protection() == ProtectionType::Type3,
         };
-        // PRACT is about tuples, and nobody here knows what other metadata says.
+        // PRACT applies to tuples, and the meaning of other metadata is unknown here.
         if !stays || !has_only_tuples(format) {
             return None;
         }
@@ -184,7 +186,7 @@ impl NamespaceProfile {
     /// The profile of namespace `nsid` by its pages and the options.
     ///
     /// # Errors
-    /// Pages that are inconsistent, and what this host does not support.
+    /// Pages that are inconsistent, and properties that this host does not support.
     pub fn of(nsid: u32, pages: &IdentifyPages, options: &ProfileOptions) -> Result<NamespaceProfile, NamespaceError> {
         let unsupported = |why: String| NamespaceError::Unsupported { nsid, why };
         let namespace = &pages.namespace;
@@ -201,7 +203,7 @@ impl NamespaceProfile {
         let page_bytes = pages.capabilities.min_page_bytes();
         let nvm = pages.nvm_controller;
         let max_verify_bytes = nvm.and_then(|nvm| limit_bytes(nvm.vsl, page_bytes));
-        // Tags that the controller makes count too: a Compare brings them.
+        // Tags that the controller makes count too: a Compare contains them.
         let limits = limits(pages, options, size, if format.extended { format.metadata_bytes } else { 0 });
         let (ranges, range_blocks) = nvm.map_or((0, 0), |nvm| (nvm.dmrl, nvm.dmsl));
         let copy = CopyPlan::of(pages, &format, pi_mode);
@@ -226,8 +228,8 @@ impl NamespaceProfile {
         })
     }
 
-    /// Refuses a namespace that differs from `before`. A namespace with an identifier may have been resized: the device keeps
-    /// its capacity, and the controller refuses blocks that no longer exist.
+    /// Refuses a namespace that differs from `before`. A namespace with an identifier may have been resized: the device
+    /// keeps its capacity, and the controller refuses blocks that no longer exist.
     ///
     /// # Errors
     /// [`NamespaceError::Changed`].
@@ -326,7 +328,7 @@ fn pi_mode(format: &NamespaceFormat, options: &ProfileOptions) -> Result<PiMode,
     Ok(match (tuple, options.source) {
         (None, _) => PiMode::None,
         (Some(format), PiSource::Auto | PiSource::Host) => PiMode::Host(format),
-        // PRACT = 1 leaves metadata beside the tuple in the transfer (NVM, "PRACT").
+        // With PRACT = 1, metadata outside the tuple are still transferred (NVM, "PRACT").
         (Some(_), PiSource::Target) if format.metadata_bytes != tuple_bytes => {
             let has = format.metadata_bytes;
             return Err(format!(
@@ -337,7 +339,8 @@ fn pi_mode(format: &NamespaceFormat, options: &ProfileOptions) -> Result<PiMode,
     })
 }
 
-/// WZSL, and WZDSL if supported. A value of 0 means no limit here, but MDTS to some hosts; the smaller reading is safe.
+/// WZSL, and WZDSL if supported. A value of 0 means no limit here, but MDTS to some hosts; the smaller interpretation
+/// is safe.
 fn zeroes_limit(pages: &IdentifyPages, page_bytes: u64) -> Option<u64> {
     let nvm = pages.nvm_controller?;
     let plain = limit_bytes(nvm.wzsl, page_bytes);
@@ -391,12 +394,12 @@ fn abilities(pages: &IdentifyPages, pi_mode: PiMode, has_only_tuples: bool, keep
         seals_writes: Ability::Absent,
         salvage: Ability::Absent,
         verify: when(Oncs::VERIFY),
-        // Compare takes other metadata for data, and nobody here knows it.
+        // Compare treats other metadata as data, and its contents are unknown here.
         compare: if has_only_tuples { when(Oncs::COMPARE) } else { Ability::Absent },
         discard: when(Oncs::DATASET_MANAGEMENT),
         write_zeroes: when(Oncs::WRITE_ZEROES),
         copy: if keeps_tags { when(Oncs::COPY) } else { Ability::Absent },
-        // Who can send fused commands, sets it.
+        // Set by media that can send fused commands.
         compare_and_write_blocks: 0,
         write_uncorrectable: Ability::Absent,
         unmap_zeroes: oncs.contains(Oncs::WRITE_ZEROES)
@@ -415,7 +418,7 @@ fn abilities(pages: &IdentifyPages, pi_mode: PiMode, has_only_tuples: bool, keep
     }
 }
 
-/// True if blocks have no metadata beside their tuples.
+/// True if blocks have no metadata other than their tuples.
 fn has_only_tuples(format: &NamespaceFormat) -> bool {
     format.metadata_bytes == format.protection.map_or(0, |(tuple, _)| tuple.tuple_bytes())
 }
@@ -425,7 +428,7 @@ fn has_volatile_cache(pages: &IdentifyPages) -> bool {
     pages.controller.vwc.contains(Vwc::PRESENT) && !none
 }
 
-/// True if one CRC serves data digests and guards of these blocks.
+/// True if one CRC is enough for data digests and guards of these blocks.
 pub fn shares_crcs(pi_mode: PiMode) -> bool {
     pi_mode.shown().is_some_and(|format| format.guard() == GuardKind::Crc32c)
 }

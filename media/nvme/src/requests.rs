@@ -20,12 +20,12 @@ use crate::{CompletedCommand, Namespace};
 /// The block requests of a namespace.
 ///
 /// # Errors
-/// Bad blocks by name; other statuses as the table in `status.rs` has them; those of the way to the controller.
+/// Bad blocks by address; other statuses as in the table of `status.rs`; errors of the connection or passthrough.
 pub struct Requests<'a, N>(pub &'a N);
 
 impl<N: Namespace> Requests<'_, N> {
-    /// Reads blocks and checks their tags. The controller is asked for the namespace's own check alone, so that what it finds is damage;
-    /// what the asker expects is compared here.
+    /// Reads blocks and checks their tags. The controller makes only the namespace's own check, so that whatever it
+    /// finds is damage; the caller's expectations are compared here.
     pub async fn read(&self, extent: Extent, expectations: &Expectations) -> Outcome {
         let profile = self.0.profile();
         let (protection, _) = profile.read_checks(extent, &profile.own_checks(extent.start()), false);
@@ -39,8 +39,8 @@ impl<N: Namespace> Requests<'_, N> {
         };
         let is_seen_here = self.0.profile().pi_mode.shown().is_some() && cause != BadBlockCause::Media;
         if is_seen_here {
-            // The controller found wrong tags. Read again without its checks: this host then finds every bad block, with the
-            // expected and actual values.
+            // The controller found wrong tags. Read again without its checks: this host then finds every bad block,
+            // with the expected and actual values.
             let unchecked = self.0.read_once(extent, ProtectionInfo::NONE).await?;
             if unchecked.status().is_success() {
                 return self.0.check_read(extent, expectations, unchecked);
@@ -73,8 +73,8 @@ impl<N: Namespace> Requests<'_, N> {
         })
     }
 
-    /// The error of a Write whose tags the controller rejected: of what was to be written, and no damage to what is stored. Reports the
-    /// first block whose tags mismatch here already; else the tags changed in transfer.
+    /// The error of a Write whose tags the controller rejected: the data to be written are wrong, the stored data are
+    /// not damaged. Reports the first block whose tags mismatch here already; otherwise the tags changed in transfer.
     fn write_refused(&self, extent: Extent, data: &Sealed, completed: &N::Completed) -> Error {
         let expected = Expectations::new(self.0.profile().own_checks(extent.start()));
         match expected.check(extent, data) {
@@ -94,7 +94,7 @@ impl<N: Namespace> Requests<'_, N> {
         }
     }
 
-    /// Makes blocks read as zeroes; deallocates them if that is promised to read as zeroes.
+    /// Makes blocks read as zeroes; deallocates them if they are guaranteed to read as zeroes then.
     pub async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
         let force_unit_access = durability == Durability::ForceUnitAccess;
         let blocks = BlockCommand {
@@ -142,11 +142,11 @@ impl<N: Namespace> Requests<'_, N> {
         }
     }
 
-    /// Copies blocks within the namespace, with as many source ranges in a command as it takes. Ends at the first command that fails, of
-    /// which nothing is copied.
+    /// Copies blocks within the namespace, with as many source ranges in a command as the controller allows. Ends at
+    /// the first command that fails; such a command has copied nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Absent`] if no command says what is asked, or if the controller refuses it in this form.
+    /// [`ErrorKind::Absent`] if no command can express the request, or if the controller refuses it in this form.
     pub async fn copy(
         &self,
         source: Extent,
@@ -174,7 +174,7 @@ impl<N: Namespace> Requests<'_, N> {
                 tracing::warn!(status = %completed.status(), %part, "Copy is refused; blocks are read and written instead");
                 return Err(absent());
             }
-            // QEMU's drives answer so where a check of the source has failed.
+            // QEMU's drives return this if a check of the source has failed.
             let is_unsaid = completed.status().code() == StatusCode::INTERNAL_ERROR;
             if is_unsaid || bad_block_cause(completed.status()).is_some() {
                 self.fail_if_bad(part, &expected, self.probe(), &completed).await?;
@@ -184,11 +184,11 @@ impl<N: Namespace> Requests<'_, N> {
         Ok(Response::Done)
     }
 
-    /// Finds out what a command over these blocks has failed of: damage that is there without being asked for, else blocks that are not
-    /// as expected.
+    /// Finds out why a command for these blocks has failed: damage, whatever was expected, or otherwise blocks that are
+    /// not as expected.
     ///
     /// # Errors
-    /// What it was. Nothing is found where the failure was transient.
+    /// Returns that error. If the failure was transient, nothing is found.
     pub async fn fail_if_bad(
         &self,
         extent: Extent,
@@ -203,8 +203,8 @@ impl<N: Namespace> Requests<'_, N> {
         self.read_all(extent, expectations, |_| ()).await.map(|_| ())
     }
 
-    /// The protection fields of a command that checks blocks in place for all that is expected and for damage; `None` if no command says
-    /// that.
+    /// The protection fields of a command that checks blocks in place for everything expected and for damage; `None` if
+    /// no command can express that.
     pub fn checks_in_place(&self, extent: Extent, expectations: &Expectations) -> Option<ProtectionInfo> {
         let profile = self.0.profile();
         let checks = expectations.joined(&profile.own_checks(extent.start()))?;
@@ -212,7 +212,7 @@ impl<N: Namespace> Requests<'_, N> {
         says_all.then_some(protection)
     }
 
-    /// Verifies blocks where they are.
+    /// Verifies blocks in place.
     pub async fn verify(&self, extent: Extent, expectations: &Expectations) -> Outcome {
         let Some(protection) = self.checks_in_place(extent, expectations) else {
             let (bytes_transferred, coverage) = self.read_all(extent, expectations, |_| ()).await?;
@@ -237,7 +237,8 @@ impl<N: Namespace> Requests<'_, N> {
         Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }))
     }
 
-    /// Reads all blocks in order and checks them here, for what no command can express; returns the bytes read and the coverage.
+    /// Reads all blocks in order and checks them here, if no command can express the checks; returns the bytes read and
+    /// the coverage.
     pub async fn read_all(
         &self,
         extent: Extent,

@@ -23,12 +23,13 @@ pub fn may_be_sent_again(status: Status) -> bool {
     !status.is_success() && !status.do_not_retry() && !is_about_blocks
 }
 
-/// True if the status says that the controller does not have a command, or not in this form.
+/// True if the status says that the controller does not support a command, or not in this form.
 pub fn is_not_supported(status: Status) -> bool {
     matches!(status.code(), StatusCode::INVALID_OPCODE | StatusCode::INVALID_FIELD)
 }
 
-/// True if the status of a Copy says that the controller does not execute it in this form, so that it has copied nothing.
+/// True if the status of a Copy says that the controller does not execute it in this form, so that it has copied
+/// nothing.
 pub fn is_copy_refused(status: Status) -> bool {
     let code = status.code();
     is_not_supported(status) || matches!(code, StatusCode::INVALID_FORMAT | StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED)
@@ -37,13 +38,13 @@ pub fn is_copy_refused(status: Status) -> bool {
 /// The command that failed, for the error's text.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandContext {
-    /// Who answered: "target" or "drive".
+    /// Who replied: "target" or "drive".
     pub responder: &'static str,
     /// The kind of the request.
     pub kind: RequestKind,
     /// Its blocks, if it has any.
     pub extent: Option<Extent>,
-    /// QID of the queue that the command went through, if it is known.
+    /// QID of the queue used by the command, if known.
     pub queue: Option<u16>,
     /// The namespace.
     pub nsid: u32,
@@ -63,7 +64,7 @@ enum FailureClass {
     Path,
 }
 
-/// The class of a status code. Codes without a line of their own go by their type.
+/// The class of a status code. Codes without a line of their own are classified by their type.
 fn class(code: StatusCode) -> FailureClass {
     match code {
         StatusCode::NAMESPACE_WRITE_PROTECTED | StatusCode::WRITE_TO_READ_ONLY_RANGE => FailureClass::ReadOnly,

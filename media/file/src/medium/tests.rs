@@ -96,7 +96,7 @@ fn notes_lie_beside_what_is_written_and_synced_and_direct_reads_see_them() {
             }
             assert_eq!(kind(medium.note(MIB, &[0; 4096])), Some(MediumErrorKind::PastEnd));
             drop(medium);
-            // Another process sees what it left, and takes no notes without being able to write.
+            // Another process sees the notes that it left, and accepts no notes if it cannot write.
             let medium = FileMedium::open(&path, Options::READ).unwrap();
             assert_bytes(&medium, 256 << 10, 8192, 5).await;
             assert_bytes(&medium, MIB - 512, 512, 5).await;

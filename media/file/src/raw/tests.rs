@@ -21,7 +21,7 @@ struct Flaky {
     inner: MemoryMedium,
     /// Bytes that cannot be read.
     bad: Vec<u64>,
-    /// Reads that fail whatever they read, one after the other.
+    /// Reads that fail wherever they read, one after the other.
     passing_failures: Cell<u32>,
     punches: bool,
     holes: Cell<u32>,

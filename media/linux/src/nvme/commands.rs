@@ -1,4 +1,4 @@
-//! Executes single commands on a namespace through the kernel's passthrough, and sends them again where that may help.
+//! Executes single commands on a namespace through the kernel's passthrough, and sends them again if that may help.
 
 use std::io;
 use std::time::Duration;
@@ -20,11 +20,11 @@ use super::error::OpenError;
 use crate::block_codec::{BlockCodec, Memory};
 use crate::node::{call_error, forget_cached};
 
-/// Times that a command is sent again after a status that allows it, and the pause before.
+/// How often a command is sent again after a status that allows it, and the pause before.
 const RETRIES: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// A drive's node, for commands as they are.
+/// A drive's node, for sending commands unchanged.
 #[derive(Clone)]
 pub(crate) struct Passthrough {
     pub(crate) file: File,
@@ -32,7 +32,7 @@ pub(crate) struct Passthrough {
     pub(crate) timeout: Duration,
 }
 
-/// The completion of a command, and the memory that it moved.
+/// The completion of a command, and the memory that it transferred.
 pub(crate) struct Completed {
     status: Status,
     data: Transfer,
@@ -87,7 +87,7 @@ impl Passthrough {
         }
     }
 
-    /// Sends an admin command that reads so many bytes.
+    /// Sends an admin command that reads this many bytes.
     async fn read(
         &self,
         what: &'static str,
@@ -106,7 +106,7 @@ impl Passthrough {
 }
 
 impl Passthrough {
-    /// The Commands Supported and Effects log; `None` from a drive that does not give the page.
+    /// The Commands Supported and Effects log; `None` if the drive does not have the page.
     pub(crate) async fn effects(&self) -> Result<Option<EffectsLog>, OpenError> {
         let request = GetLogPage {
             retain_event: true,
@@ -118,7 +118,7 @@ impl Passthrough {
     }
 }
 
-/// True if the log has this command.
+/// True if the log lists this command.
 pub(crate) fn has_command(log: &EffectsLog, opcode: IoOpcode) -> bool {
     log.io(opcode.code()).contains(CommandEffects::SUPPORTED)
 }
@@ -169,7 +169,7 @@ impl Drive {
         command.encode(self.profile.nsid).map_err(unfit)
     }
 
-    /// Sends a Write or Compare with the blocks that it is about.
+    /// Sends a Write or Compare with its blocks.
     async fn send_blocks(
         &self,
         doing: &'static str,
@@ -271,7 +271,7 @@ impl Namespace for Drive {
         failure(completed.status, context)
     }
 
-    /// The drive itself tells of writes that it has lost, with the status of a Flush.
+    /// The drive itself reports writes that it has lost, with the status of a Flush.
     fn write_completed(&self, _: &Completed) {}
 
     fn verify_coverage(&self, _: Extent, _: &Completed) -> Coverage {

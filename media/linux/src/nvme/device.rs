@@ -1,8 +1,8 @@
 //! A namespace as a block device.
 //!
-//! Shape: blocks without tags are read and written by the kernel's ordinary way where there is one: it costs less, and other
-//! users of the block device see the same. Everything that only the drive can do, and blocks whose tags travel, go through
-//! passthrough.
+//! Blocks without tags are read and written by the kernel's ordinary block I/O if possible: it costs less, and other
+//! users of the block device see the same. Everything that only the drive can do, and blocks whose tags are
+//! transferred, go through passthrough.
 
 use std::rc::Rc;
 
@@ -16,7 +16,8 @@ use sealblock_protocols_nvme::nvm::IoCommand;
 use super::commands::Drive;
 use super::open::{NvmeInfo, NvmeNamespace};
 
-/// An NVMe drive's namespace as a block device. Clones are the same device. `D` is the kernel's ordinary way to it.
+/// An NVMe drive's namespace as a block device. Clones are the same device. `D` is the same drive through the kernel's
+/// ordinary block I/O.
 pub struct NvmeDevice<D>(Rc<NvmeDeviceState<D>>);
 
 struct NvmeDeviceState<D> {
@@ -32,8 +33,9 @@ impl<D> Clone for NvmeDevice<D> {
 }
 
 impl<D: Device> NvmeDevice<D> {
-    /// The device of a namespace. `ordinary` is the same blocks by way of the kernel, past its page cache. It is dropped if it cannot carry
-    /// everything: where blocks have metadata, and where it has another size than the namespace.
+    /// The device of a namespace. `ordinary` is the same blocks through the kernel's block I/O, without its page cache.
+    /// It is dropped if it cannot transfer everything: if blocks have metadata, or if its size differs from the
+    /// namespace's.
     pub fn new(namespace: NvmeNamespace, ordinary: Option<D>) -> NvmeDevice<D> {
         let NvmeNamespace { drive, info } = namespace;
         let (profile, has_metadata) = (&drive.profile, info.metadata_bytes > 0);
@@ -51,7 +53,7 @@ impl<D: Device> NvmeDevice<D> {
         &self.0.info
     }
 
-    /// True if reads and writes go the kernel's ordinary way.
+    /// True if reads and writes use the kernel's ordinary block I/O.
     pub fn uses_ordinary_way(&self) -> bool {
         self.0.ordinary.is_some()
     }
@@ -108,7 +110,7 @@ impl<D: Device> Device for NvmeDevice<D> {
             }
             Operation::Verify(expectations) => requests.verify(extents.one(), &expectations).await,
             Operation::Compare(data) => requests.compare(extents.one(), &data).await,
-            // The kernel passes no command on that has a flag, so no fused ones either.
+            // The kernel refuses commands with flags, so fused ones too.
             Operation::CompareAndWrite(_)
             | Operation::WriteUncorrectable
             | Operation::Checksum(..)

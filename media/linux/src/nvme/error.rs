@@ -1,4 +1,4 @@
-//! Why a namespace's passthrough cannot be used, and errors of passthrough calls.
+//! Errors of opening a namespace for passthrough, and of passthrough calls.
 
 use std::io;
 
@@ -8,15 +8,15 @@ use sealblock_protocols_nvme::Status;
 /// Why commands cannot be passed to a drive.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The node is no NVMe namespace, or the kernel has no passthrough.
+    /// The node is not an NVMe namespace, or the kernel has no passthrough.
     #[error("the kernel passes no NVMe commands through this node ({0})")]
     NoPassthrough(io::Error),
-    /// The process may not do that.
+    /// The process is not permitted to do that.
     #[error("this process may not send {what} to the drive ({source}); it needs CAP_SYS_ADMIN")]
     Privilege {
         /// The command.
         what: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The kernel could not execute a command.
@@ -24,7 +24,7 @@ pub enum OpenError {
     System {
         /// The command.
         what: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The drive refused a command.
@@ -50,8 +50,8 @@ impl OpenError {
         }
     }
 
-    /// True if the drive may well work, and only the way to command it directly is missing or refused: then the kernel's ordinary way to it
-    /// may be used.
+    /// True if the drive may be all right, and only the passthrough is missing or refused: then the kernel's ordinary
+    /// block I/O may be used.
     pub fn is_only_the_way(&self) -> bool {
         matches!(self, OpenError::NoPassthrough(_) | OpenError::Privilege { .. } | OpenError::Refused { .. })
     }

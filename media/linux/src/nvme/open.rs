@@ -1,5 +1,5 @@
-//! Opens a namespace: reads its pages, cuts its limits to those of the kernel, and finds out by a command over one block what the way to
-//! the drive really carries.
+//! Opens a namespace: reads its pages, lowers its limits to those of the kernel, and tests with a command for one block
+//! what the passthrough can transfer.
 
 use std::path::Path;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use super::error::OpenError;
 use crate::block_codec::BlockCodec;
 use crate::node::{KernelLimits, NodeKind, block_node};
 
-/// Bytes of data in one transfer, the most that comes out of a reactor's arena; larger requests are cut by the gate.
+/// Bytes of data in one transfer, the largest allocation of a reactor's arena; the gate splits larger requests.
 const TRANSFER_BYTES: u32 = 1 << 20;
 
 /// How a namespace is used.
@@ -30,7 +30,7 @@ const TRANSFER_BYTES: u32 = 1 << 20;
 pub struct Options {
     /// Who makes tags, if the namespace has protection information.
     pub source: PiSource,
-    /// Allow commands that change blocks. The caller holds the block device for itself.
+    /// Allow commands that change blocks. The caller must have exclusive use of the block device.
     pub write: bool,
     /// How long the kernel waits for one command before it aborts it.
     pub timeout: Duration,
@@ -43,7 +43,7 @@ impl Options {
     pub const WRITE: Options = Options { write: true, ..Options::READ };
 }
 
-/// The information of a drive about itself and of a namespace. Texts have no characters that are not printable.
+/// The information of a drive about itself and of a namespace. Texts contain only printable characters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NvmeInfo {
     /// MN: model.
@@ -56,7 +56,7 @@ pub struct NvmeInfo {
     pub version: (u16, u8, u8),
     /// NSID.
     pub namespace: u32,
-    /// The namespace's protection information, whoever makes it, and where in the metadata it is.
+    /// The namespace's protection information, whoever makes it, and its position in the metadata.
     pub protection: Option<(PiFormat, PiPosition)>,
     /// Bytes of metadata of a block.
     pub metadata_bytes: usize,
@@ -70,24 +70,24 @@ pub struct NvmeInfo {
     pub max_verify_bytes: Option<u64>,
     /// WZSL in bytes; `None` for no limit or no such page.
     pub max_write_zeroes_bytes: Option<u64>,
-    /// Bytes that the kernel moves with one command at most, if it is known.
+    /// The most bytes that the kernel transfers with one command, if known.
     pub kernel_transfer_bytes: Option<u64>,
     /// Writes are volatile until a Flush (VWC).
     pub volatile_write_cache: bool,
     /// The drive has Get LBA Status, which lists bad blocks.
     pub get_lba_status: bool,
-    /// What the drive or the kernel says that it has, and does not do.
+    /// What the drive or the kernel reports to support, and then refuses.
     pub refused: Vec<String>,
 }
 
-/// A namespace of an NVMe drive behind the kernel's passthrough.
+/// A namespace of an NVMe drive, used through the kernel's passthrough.
 pub struct NvmeNamespace {
     pub(crate) drive: Drive,
     pub(crate) info: NvmeInfo,
 }
 
 impl NvmeNamespace {
-    /// Opens the namespace whose node `file` is; `path` is the node's, for what sysfs says of it.
+    /// Opens the namespace whose node `file` is; `path` is the path of the node, used to read sysfs.
     ///
     /// # Errors
     /// See [`OpenError`]; [`OpenError::is_only_the_way`] tells whether the drive can be used without passthrough.
@@ -98,12 +98,13 @@ impl NvmeNamespace {
         let nsid = file.nvme_id().map_err(|error| OpenError::call_error("NVME_IOCTL_ID", error))?;
         let is_cached = NodeKind::of(path) == NodeKind::NvmeBlock;
         if is_cached {
-            // What was written through the page cache is not on the drive yet.
+            // Data written through the page cache are not on the drive yet.
             file.sync_data().await.map_err(|error| OpenError::call_error("a Flush", error))?;
         }
         let passthrough = Passthrough { file, timeout: options.timeout };
-        // CAP is hidden by the kernel. It takes only drives whose smallest pages are not larger than its own, of 4096 bytes, and the
-        // specification has none that are smaller: MPSMIN 0 reads every limit as the smallest that it can be.
+        // The kernel does not show CAP. It accepts only drives whose smallest page size is at most its own, 4096 bytes,
+        // which is also the smallest in the specification; with MPSMIN 0 every limit is read as the smallest that it
+        // can be.
         let pages = namespace_pages(&passthrough, Capabilities::from_bits(0), None, nsid).await?;
         let kernel = block_node(path).map(|block| KernelLimits::of(&block)).unwrap_or_default();
         let profile =
@@ -115,7 +116,7 @@ impl NvmeNamespace {
         };
         let mut refused = match effects {
             Ok(log) => log.map_or_else(Vec::new, |log| believe(&mut profile, &log)),
-            // What it says of itself otherwise counts then.
+            // Then the drive's other information about itself is used.
             Err(OpenError::Refused { what, status }) => vec![format!("{what}: {status}")],
             Err(error) => return Err(error),
         };
@@ -157,14 +158,14 @@ impl NvmeNamespace {
     }
 }
 
-/// Corrects a profile by the log of the commands that the drive has; returns what ONCS has and the log has not.
+/// Corrects a profile by the log of the commands that the drive supports; returns what ONCS lists and the log does not.
 fn believe(profile: &mut NamespaceProfile, log: &EffectsLog) -> Vec<String> {
     let mut refused = Vec::new();
-    // Some drives have Verify and leave its bit in ONCS out. The other way round a Verify is tried.
+    // Some drives support Verify but do not set its bit in ONCS. In the opposite case a Verify is tried.
     if has_command(log, IoOpcode::Verify) {
         profile.abilities.verify = Ability::Native;
     }
-    // A Copy cannot be tried on blocks that are in use, so both have to have it, or the log alone.
+    // A Copy cannot be tried on blocks that are in use, so both have to list it, or the log alone.
     match (has_command(log, IoOpcode::Copy), profile.copy.is_some(), profile.abilities.copy) {
         (true, true, _) => profile.abilities.copy = Ability::Native,
         (false, _, Ability::Native) => {
@@ -176,7 +177,7 @@ fn believe(profile: &mut NamespaceProfile, log: &EffectsLog) -> Vec<String> {
     refused
 }
 
-/// Cuts a profile to what the kernel can do; returns what the drive says that it has and the kernel does not use.
+/// Lowers a profile to what the kernel can do; returns what the drive reports to support and the kernel does not use.
 fn cut(profile: &mut NamespaceProfile, kernel: &KernelLimits) -> Vec<String> {
     let size = profile.geometry.block_size;
     let interleaved = if profile.metadata.is_interleaved { profile.metadata.bytes } else { 0 };
@@ -188,7 +189,7 @@ fn cut(profile: &mut NamespaceProfile, kernel: &KernelLimits) -> Vec<String> {
     }
     let Abilities { write_zeroes, discard, unmap_zeroes, .. } = &mut profile.abilities;
     let mut refused = Vec::new();
-    // The kernel knows drives whose commands do harm, and sends them none.
+    // The kernel knows the drives on which the command does harm, and sends them none.
     if kernel.write_zeroes_bytes == Some(0) && *write_zeroes == Ability::Native {
         (*write_zeroes, *unmap_zeroes) = (Ability::Absent, false);
         refused.push("write zeroes: the kernel sends this drive none".to_owned());
@@ -201,8 +202,8 @@ fn cut(profile: &mut NamespaceProfile, kernel: &KernelLimits) -> Vec<String> {
 }
 
 impl Drive {
-    /// Sends a Verify, or else a Read, of the first block, so that nothing is promised that the kernel or the drive then refuses. A bad
-    /// block is an answer too. Returns what is refused.
+    /// Sends a Verify, or otherwise a Read, of the first block, so that nothing is offered that the kernel or the drive
+    /// then refuses. A bad block counts as a success, too. Returns what is refused.
     async fn probe(&mut self) -> Result<Option<String>, OpenError> {
         let first = Extent::one(Lba::ZERO);
         let checks = self.profile.own_checks(first.start());
@@ -214,7 +215,7 @@ impl Drive {
             let verify = IoCommand::Verify(command(self.profile.read_checks(first, &checks, true).0));
             match self.send_probe(WHAT, verify, (Transfer::None, Transfer::None)).await? {
                 status if is_answer(status) => return Ok(None),
-                // Whatever it has against a Verify, it may be read.
+                // Even if Verify fails, Read may work.
                 status => {
                     self.profile.abilities.verify = Ability::Absent;
                     refused = Some(format!("verify: the drive says that it has it, and answered {status}"));
@@ -254,7 +255,7 @@ mod tests {
     };
     use sealblock_units::BlockSize;
 
-    /// A namespace of 4096-byte blocks with so many bytes of metadata, of which the last eight are a tuple.
+    /// A namespace of 4096-byte blocks with this many bytes of metadata, of which the last eight are a tuple.
     fn profile(metadata_bytes: usize, extended: bool, source: PiSource) -> Result<NamespaceProfile, String> {
         let format = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
         let wire = NamespaceFormat {

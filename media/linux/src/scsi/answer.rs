@@ -1,4 +1,4 @@
-//! What the answer to a command means. One table; an answer that it does not know keeps its numbers.
+//! What the reply to a command means. One table; an unknown reply keeps its numbers.
 
 use std::fmt;
 
@@ -9,18 +9,18 @@ use sealblock_units::Extent;
 
 use super::transport::Answer;
 
-/// What an answer means.
+/// What a reply means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AnswerClass {
-    /// The command did what it says.
+    /// The command succeeded.
     Good,
     /// A block of it is bad.
     Bad(BadBlockCause),
-    /// The data that it brought differ from those on the medium.
+    /// The data of the command differ from those on the medium.
     Miscompare,
-    /// The device does not have the command, or not in this form.
+    /// The device does not support the command, or not in this form.
     Unsupported,
-    /// The device refuses the command, which it has.
+    /// The device supports the command, and refuses it.
     Refused,
     /// The device executed the command, and failed.
     Failed,
@@ -76,8 +76,9 @@ impl AnswerClass {
     }
 }
 
-/// True if the answer says that the command was not executed at all: it is refused before, or another condition is told in its place (SAM-5,
-/// "Status codes"; SPC-5, "Deferred errors" and "Unit attention"). One that was aborted may have been executed in part.
+/// True if the reply says that the command was not executed at all: it was refused first, or another condition is
+/// reported in its place (SAM-5, "Status codes"; SPC-5, "Deferred errors" and "Unit attention"). An aborted command may
+/// have been executed in part.
 pub(crate) fn is_unexecuted(answer: &Answer) -> bool {
     if answer.host_status != 0 {
         return false;
@@ -93,7 +94,7 @@ pub(crate) fn is_unexecuted(answer: &Answer) -> bool {
     }
 }
 
-/// The answer in words.
+/// The reply as text.
 pub(crate) struct AnswerText<'a>(pub(crate) &'a Answer);
 
 impl fmt::Display for AnswerText<'_> {

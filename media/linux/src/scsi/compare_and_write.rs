@@ -1,7 +1,8 @@
-//! COMPARE AND WRITE: whether a drive has it, and one as a request.
+//! COMPARE AND WRITE: whether a drive supports it, and how a request is sent.
 //!
-//! It is not idempotent: sent again after it was executed, it would miscompare with what it has written itself. So it is sent again only
-//! after an answer which says that it was not executed, and any other end without an outcome is reported unchanged: it may have been.
+//! It is not idempotent: sent again after it was executed, it would miscompare with its own data. So it is sent again
+//! only after a reply which says that it was not executed; any other failure without an outcome is reported unchanged,
+//! since it may have been.
 //!
 //! Invariant: after one that may have been executed the kernel's page cache has no older copy of the blocks.
 
@@ -21,18 +22,18 @@ use crate::node::call_error;
 /// The name of the command.
 const NAME: &str = "COMPARE AND WRITE";
 
-/// The command over these blocks, whose Data-Out Buffer has what is expected, and behind it what is written (SBC-4, "COMPARE AND WRITE
-/// command"). WRPROTECT is 000b: the drive has no tags.
+/// The command for these blocks; its Data-Out Buffer has the expected data, then the data to write (SBC-4, "COMPARE AND
+/// WRITE command"). WRPROTECT is 000b: the drive has no tags.
 fn command(extent: Extent, durability: Durability) -> Command {
     let force_unit_access = durability == Durability::ForceUnitAccess;
     Command::CompareAndWrite(BlockCommand { force_unit_access, ..BlockCommand::new(extent) })
 }
 
 impl<T: Transport> Unit<T> {
-    /// Blocks of one COMPARE AND WRITE; 0 if the drive has none that can be used, and why.
+    /// Blocks of one COMPARE AND WRITE; 0 if the drive has none that can be used, with the reason.
     ///
-    /// MAXIMUM COMPARE AND WRITE LENGTH is believed once the drive has refused the command for a block that it does not have, for that
-    /// reason. It cannot be tried on one that it has, since it would change it.
+    /// MAXIMUM COMPARE AND WRITE LENGTH is trusted only after the drive has refused the command for a block that does
+    /// not exist, and for that reason. It cannot be tried on an existing block, which it would change.
     pub(crate) async fn find_compare_and_write(
         &self,
         pages: &Pages,
@@ -41,7 +42,7 @@ impl<T: Transport> Unit<T> {
         refused: &mut Vec<String>,
     ) -> Result<u32, OpenError> {
         let said = pages.limits.compare_and_write_blocks;
-        // Half of what is moved is compared, and half of it is written.
+        // Half of the transferred data is compared, the other half written.
         let blocks = u64::from(said).min(max_transfer_blocks / 2) as u32;
         if blocks == 0 {
             return Ok(0);
@@ -74,7 +75,7 @@ impl<T: Transport> Unit<T> {
         Ok(0)
     }
 
-    /// Executes one. `ordinary` reads the blocks where the drive does not say which of them differ, or are bad.
+    /// Executes one. `ordinary` reads the blocks if the drive does not report which of them differ, or are bad.
     pub(crate) async fn compare_and_write<D: Device>(
         &self,
         extent: Extent,
@@ -114,7 +115,7 @@ impl<T: Transport> Unit<T> {
     }
 }
 
-/// The Data-Out Buffer: one, and these are two.
+/// The Data-Out Buffer: the command needs one, and the data are in two.
 fn both(data: &CompareAndWrite) -> Slice {
     let (expected, new) = (data.expected.joined_data(), data.new.joined_data());
     let mut buffer = Buffer::zeroed(expected.len() + new.len());
@@ -124,8 +125,8 @@ fn both(data: &CompareAndWrite) -> Slice {
     buffer.freeze()
 }
 
-/// The first block that differs. INFORMATION is the offset of the first byte that does in the Data-Out Buffer (SBC-4, "COMPARE AND
-/// WRITE command"); drives leave it out.
+/// The first block that differs. INFORMATION is the offset in the Data-Out Buffer of the first byte that differs
+/// (SBC-4, "COMPARE AND WRITE command"); some drives leave it out.
 async fn miscompare<D: Device>(extent: Extent, data: &CompareAndWrite, answer: &Answer, ordinary: &D) -> Error {
     let size = ordinary.geometry().block_size;
     let offset = answer.sense.and_then(|sense| sense.information).filter(|offset| *offset < extent.bytes(size));
@@ -136,7 +137,7 @@ async fn miscompare<D: Device>(extent: Extent, data: &CompareAndWrite, answer: &
         None => match ordinary.execute(Request::read(extent, Expectations::NONE)).await {
             Ok(Response::Data(stored)) => {
                 let differs = stored.first_difference(&data.expected, false);
-                // They may have become equal since, which does not make the outcome another one.
+                // The blocks may have become equal since; the outcome is still a difference.
                 differs.and_then(|index| extent.iter().nth(index)).unwrap_or(extent.start())
             }
             _ => extent.start(),
@@ -145,7 +146,7 @@ async fn miscompare<D: Device>(extent: Extent, data: &CompareAndWrite, answer: &
     ErrorKind::Miscompare { lba }.into()
 }
 
-/// The error of a call that brought no answer: one that never reached the drive is reported unchanged.
+/// The error of a call without a reply: if the command never reached the drive, it is reported unchanged.
 fn after_call(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Unreachable { .. } => unknown(error),
@@ -153,7 +154,7 @@ fn after_call(error: Error) -> Error {
     }
 }
 
-/// The same, with what it leaves open.
+/// The same error, saying that the command may have been executed.
 fn unknown(error: Error) -> Error {
     let reason = match error.kind() {
         ErrorKind::Unreachable { reason } | ErrorKind::Media { reason } => reason.clone(),

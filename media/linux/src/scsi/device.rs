@@ -1,10 +1,11 @@
 //! A SCSI drive as a block device.
 //!
-//! Shape: everything that the kernel's block layer can do goes that way: it makes and checks tags where the host adapter lets it, knows
-//! drives whose commands do harm, zeroes and unmaps as the drive's pages allow, and keeps its page cache right. Only what it
-//! has no request for goes through passthrough: Verify and Compare, neither of which changes a block, and CompareAndWrite, which is atomic for
-//! every initiator of the drive only there. The ordinary way may carry tags of this
-//! host ([`crate::TaggedDevice`]); a Verify whose checks the command does not have reads them then.
+//! Everything that the kernel's block layer can do is left to it: it makes and checks tags if the host adapter supports
+//! it, knows the drives on which some commands do harm, zeroes and unmaps as the drive's pages allow, and keeps its
+//! page cache correct. Only operations without a request of the block layer go through passthrough: Verify and Compare,
+//! which change no block, and CompareAndWrite, which is atomic for every initiator of the drive only in this way. The
+//! block I/O may carry tags of this host ([`crate::TaggedDevice`]); then a Verify with checks that the command lacks
+//! reads the tags.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -27,7 +28,8 @@ use super::verify::VerifyForm;
 /// How long the kernel waits for one command before it aborts it.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A SCSI drive as a block device. Clones are the same device. `D` is the kernel's ordinary way to it, `T` the one for commands.
+/// A SCSI drive as a block device. Clones are the same device. `D` is the same drive through the kernel's ordinary
+/// block I/O, `T` sends commands.
 pub struct ScsiDevice<D, T = SgIo>(Rc<State<D, T>>);
 
 struct State<D, T> {
@@ -42,16 +44,16 @@ impl<D, T> Clone for ScsiDevice<D, T> {
 }
 
 impl<D: Device> ScsiDevice<D> {
-    /// Opens the drive whose block device has this node, which `file` is open on; `ordinary` are its blocks by way of the kernel,
-    /// past its page cache.
+    /// Opens the drive whose block device has this node, which `file` is open on; `ordinary` is its blocks through the
+    /// kernel's block I/O, without its page cache.
     ///
     /// # Errors
-    /// Why the drive does no integrity work, with the ordinary way unchanged.
+    /// The reason why the drive does no integrity work, with `ordinary` unchanged.
     ///
     /// # Panics
     /// Outside a reactor.
     pub async fn open(file: File, block: &Path, ordinary: D) -> Result<ScsiDevice<D>, (OpenError, D)> {
-        // What was written through the page cache is not on the drive yet.
+        // Data written through the page cache are not on the drive yet.
         if let Err(error) = file.sync_data().await {
             return Err((OpenError::call_error("a Flush", error), ordinary));
         }
@@ -102,7 +104,7 @@ impl<D: Device, T: Transport> ScsiDevice<D, T> {
         Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }))
     }
 
-    /// Verifies by reads: VERIFY compares no tag with one that it is not told, and is told none.
+    /// Verifies by reads: VERIFY checks tags only against expected ones, and is sent none.
     async fn verify_by_reading(&self, extent: Extent, expectations: &Expectations) -> Outcome {
         let geometry = self.0.ordinary.geometry();
         let mut tally = Tally { coverage: Coverage::of(geometry.protection.is_some()), ..Tally::default() };
@@ -118,14 +120,15 @@ impl<D: Device, T: Transport> ScsiDevice<D, T> {
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: tally.finish()? }))
     }
 
-    /// True if a VERIFY compares all that is expected: with its protection information, guards and the reference tags of Type 1.
+    /// True if a VERIFY checks everything expected: with its protection information, guards and the reference tags of
+    /// Type 1.
     fn is_verified(&self, extent: Extent, expectations: &Expectations) -> bool {
         let all = Checks { guard: true, initial_ref_tag: expectations.checks().initial_ref_tag, ..Checks::NONE };
         let format = self.0.ordinary.geometry().protection;
         expectations.beyond(&format.map_or(all, |format| Checks::full(format, extent.start()))).is_none()
     }
 
-    /// Compares blocks with this data: with its first block only, where all are equal and the drive can.
+    /// Compares blocks with this data: only with its first block if all are equal and the drive supports it.
     async fn compare(&self, form: VerifyForm, extent: Extent, wanted: &Sealed) -> Outcome {
         let data = wanted.joined_data();
         let block_bytes = self.geometry().block_size.bytes();
@@ -151,7 +154,8 @@ impl<D: Device, T: Transport> ScsiDevice<D, T> {
         }
     }
 
-    /// Finds the first block that differs by reading: a VERIFY does not say which it is (SBC-4, "VERIFY (10) command").
+    /// Finds the first block that differs by reading: a VERIFY does not report which it is (SBC-4, "VERIFY (10)
+    /// command").
     async fn compare_read(&self, extent: Extent, wanted: &Sealed) -> Outcome {
         let Response::Data(stored) = self.0.ordinary.execute(Request::read(extent, Expectations::NONE)).await? else {
             unreachable!("a Read is answered with data");
@@ -219,7 +223,8 @@ impl<D: Device, T: Transport> BlockProbe for Search<'_, D, T> {
         Vec::from_iter(self.named(extent, failed).await)
     }
 
-    /// INFORMATION is the address of the first block that failed (SBC-4, "Sense-key specific and INFORMATION field"), and only a hint.
+    /// INFORMATION is the address of the first block that failed (SBC-4, "Sense-key specific and INFORMATION field"),
+    /// and only a hint.
     async fn named(&self, _: Extent, failed: &Answer) -> Option<Lba> {
         failed.sense?.information.map(Lba::new)
     }

@@ -1,4 +1,4 @@
-//! Opens a SCSI drive: reads its pages, and finds out by commands over one block what it executes.
+//! Opens a SCSI drive: reads its pages, and finds out with commands for one block what it supports.
 
 use std::fs;
 use std::path::Path;
@@ -13,15 +13,15 @@ use super::unit::{Pages, Unit};
 use super::verify::{Compares, VerifyForm};
 use crate::node::KernelLimits;
 
-/// Bytes of one VERIFY, which bounds how long it takes: disks read more in a second.
+/// Bytes of one VERIFY, to limit how long it takes: disks read more in a second.
 const VERIFY_BYTES: u64 = 64 << 20;
 
 /// Who makes the tags of what is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TagMaker {
-    /// This program, with ordinary reads and writes that carry them through the kernel to the drive (DIX).
+    /// This program, with ordinary reads and writes through which the tags get to the drive (DIX).
     Host,
-    /// The kernel, and they travel with the data to the drive (DIX).
+    /// The kernel, which transfers them with the data to the drive (DIX).
     Kernel,
     /// The host adapter (DIF).
     Adapter,
@@ -29,7 +29,7 @@ pub enum TagMaker {
     Drive,
 }
 
-/// The information of a SCSI drive about itself. Texts have no characters that are not printable.
+/// The information of a SCSI drive about itself. Texts contain only printable characters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ScsiInfo {
     /// T10 VENDOR IDENTIFICATION.
@@ -52,21 +52,21 @@ pub struct ScsiInfo {
     pub verify: Option<&'static str>,
     /// Bytes of one such command.
     pub max_verify_bytes: Option<u64>,
-    /// It compares blocks with as many.
+    /// It compares blocks with as many blocks of data.
     pub compares_blocks: bool,
-    /// It compares blocks with one.
+    /// It compares blocks with one block of data.
     pub compares_one_block: bool,
     /// Blocks of one COMPARE AND WRITE; 0 if there is none.
     pub max_compare_and_write_blocks: u32,
-    /// Writes are volatile until a Flush (WCE), if it says.
+    /// Writes are volatile until a Flush (WCE), if it reports this.
     pub volatile_write_cache: Option<bool>,
     /// Blocks can be unmapped (LBPME).
     pub unmap: bool,
     /// Unmapped blocks read as zeroes (LBPRZ).
     pub unmapped_reads_zeroes: bool,
-    /// MEDIUM ROTATION RATE: 0 if it is not told, 1 for a medium that does not rotate.
+    /// MEDIUM ROTATION RATE: 0 if not reported, 1 for a medium that does not rotate.
     pub rotation_rate: u16,
-    /// What the drive does not do, and why.
+    /// What the drive does not support, and why.
     pub refused: Vec<String>,
 }
 
@@ -140,7 +140,7 @@ impl<T: Transport> OpenDrive<T> {
     }
 }
 
-/// The protection information of a drive that can be used; an error says why it cannot.
+/// The protection information of a drive that can be used; otherwise an error with the reason.
 fn suitable(pages: &Pages, ordinary: &Geometry) -> Result<Option<PiProfile>, OpenError> {
     let unsuitable = |why: String| Err(OpenError::Unsuitable(why));
     let (inquiry, capacity) = (&pages.inquiry, &pages.capacity);
@@ -189,7 +189,7 @@ fn geometry(ordinary: &Geometry, pages: &Pages, form: Option<VerifyForm>, kernel
     geometry
 }
 
-/// The abilities of the ordinary way, and those of the drive.
+/// The abilities of the kernel's block I/O, and those of the drive.
 fn abilities(
     ordinary: Abilities,
     pages: &Pages,
@@ -198,8 +198,8 @@ fn abilities(
     kernel: &KernelView,
 ) -> Abilities {
     let native = |has| if has { Ability::Native } else { Ability::Absent };
-    // Reads are checked by the drive too: the kernel asks for it (RDPROTECT 001b) where the host adapter can carry tags, and without
-    // that the drive does by itself unless DPICZ is set (SBC-4, "RDPROTECT field").
+    // Reads are checked by the drive too: the kernel requests it (RDPROTECT 001b) if the host adapter can transfer
+    // tags, and otherwise the drive does so on its own unless DPICZ is set (SBC-4, "RDPROTECT field").
     let is_asked = kernel.tag_maker() != TagMaker::Drive;
     let reads_check =
         profile.is_some() && pages.extended.checks_guard && (is_asked || !pages.control.no_check_without_protect);

@@ -1,4 +1,4 @@
-//! A drive that is not there: it reads commands as a device server does, keeps blocks in memory, and misbehaves as configured.
+//! A simulated drive: it reads commands as a device server does, keeps blocks in memory, and misbehaves as configured.
 
 mod compare_and_write;
 
@@ -31,39 +31,40 @@ const SIZE: BlockSize = BlockSize::B512;
 /// How a drive misbehaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Habit {
-    /// Every VERIFY without data is GOOD, whatever its blocks.
+    /// Every VERIFY without data is GOOD, whatever the blocks contain.
     VerifyReadsNothing,
     /// BYTCHK is ignored.
     IgnoresData,
     /// BYTCHK 11b is refused.
     NoOneBlock,
-    /// There is no VERIFY of 16 and 32 bytes.
+    /// It does not support the VERIFY of 16 and 32 bytes.
     OnlyShort,
-    /// There is no VERIFY.
+    /// It does not support VERIFY.
     NoVerify,
-    /// There is no VERIFY (32), or no process may send it.
+    /// It does not support VERIFY (32), or no process may send it.
     NoLong,
     LongNeedsPrivilege,
     /// Sense data name no block, or a wrong one.
     NamesNothing,
     NamesAnother,
-    /// Every fourth command is answered with a unit attention first.
+    /// Every fourth command first gets a unit attention.
     Attentions,
-    /// Half of the data of a VERIFY are not taken.
+    /// Half of the data of a VERIFY are not transferred.
     TakesHalf,
     /// Commands over more than one block fail if one is bad, and those over one succeed.
     OnlyRuns,
     /// DPICZ.
     NoCheckByItself,
-    /// COMPARE AND WRITE is refused, needs a privilege, or succeeds for blocks that are not there.
+    /// COMPARE AND WRITE is refused, needs a privilege, or succeeds for blocks that do not exist.
     NoSwap,
     SwapNeedsPrivilege,
     SwapsAnything,
-    /// COMPARE AND WRITE is executed, and answered as one that was aborted, or not at all: by the host adapter or by the kernel.
+    /// COMPARE AND WRITE is executed, and then reported as aborted, or gets no reply: because of the host adapter or of
+    /// the kernel.
     AbortsSwap,
     LosesSwap,
     LosesCall,
-    /// COMPARE AND WRITE is answered three times as one of a drive that is busy, and not executed.
+    /// The first three times COMPARE AND WRITE is not executed, and the drive replies that it is busy.
     IsBusy,
 }
 
@@ -78,7 +79,7 @@ struct Drive {
     reads: Cell<u32>,
     /// MAXIMUM COMPARE AND WRITE LENGTH.
     swap_blocks: u8,
-    /// Bytes from and to that the kernel was told to forget.
+    /// Start and end of the bytes that the kernel was told to drop from its cache.
     forgotten: RefCell<Vec<(u64, u64)>>,
 }
 
@@ -258,7 +259,7 @@ impl Transport for Shared {
     }
 }
 
-/// The kernel's way to the same blocks.
+/// The kernel's block I/O to the same blocks.
 struct Ordinary(Rc<Drive>, Geometry);
 
 impl Device for Ordinary {
@@ -465,7 +466,7 @@ fn tags_are_checked_in_the_form_that_their_type_has() {
         });
     }
     for habit in [Habit::NoLong, Habit::LongNeedsPrivilege] {
-        // Without the form of 32 bytes the drive checks by itself, but not with DPICZ.
+        // Without the form of 32 bytes the drive checks on its own, but not with DPICZ.
         for (habits, is_sealed) in [(&[habit][..], true), (&[habit, Habit::NoCheckByItself], false)] {
             with(habits, Some(ProtectionType::Type2), |device| async move {
                 let device = device.unwrap();
@@ -504,7 +505,7 @@ fn compared_blocks_are_equal_only_if_all_are_and_the_first_difference_is_named()
                 assert_eq!(*error.kind(), ErrorKind::Miscompare { lba: Lba::new(10 + block as u64) });
             }
             assert_eq!(device.transport().0.reads.get(), reads + 3, "only differences are read");
-            // A run of equal blocks takes one of them, where the drive can.
+            // For a run of equal blocks one of them is sent, if the drive supports it.
             let zeroes = vec![0; 20 * 512];
             device.execute(Request::write(run, sealed(&zeroes), Default::default())).await.unwrap();
             device.execute(Request::compare(run, sealed(&zeroes))).await.unwrap();

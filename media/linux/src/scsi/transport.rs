@@ -1,5 +1,5 @@
-//! Carries commands to a logical unit, and brings back what the device or the kernel says of them; and why there is no way to it. Its
-//! blocks may then still be read and written as those of any block device.
+//! Sends commands to a logical unit, and returns the reply of the device or the kernel; and the errors of opening it.
+//! If that fails, its blocks may still be read and written as those of any block device.
 
 use std::io;
 use std::time::Duration;
@@ -9,25 +9,26 @@ use sealblock_runtime_reactor::{File, ScsiCommand, Transfer};
 
 use crate::node::forget_cached;
 
-/// What the device or the kernel says of a command.
+/// The reply of the device or the kernel to a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answer {
     /// The status of the device.
     pub status: Status,
-    /// The sense data, if there are any that can be read.
+    /// The sense data, if they can be decoded.
     pub sense: Option<Sense>,
-    /// What the host adapter's driver says, 0 if the device has answered.
+    /// The status of the host adapter's driver; 0 if the device has replied.
     pub host_status: u16,
-    /// Bytes of the data that were moved.
+    /// Bytes of data that were transferred.
     pub moved_bytes: usize,
 }
 
-/// A way to a logical unit.
+/// Sends commands to a logical unit.
 pub trait Transport {
-    /// Sends one command, once; returns its answer and its data.
+    /// Sends one command, once; returns its reply and its data.
     fn send(&self, cdb: &Cdb, data: Transfer) -> impl Future<Output = (io::Result<Answer>, Transfer)>;
 
-    /// Makes the kernel drop its cached pages of these bytes, which a command has changed behind its back.
+    /// Makes the kernel drop its cached pages of these bytes, which a command has changed without the kernel's
+    /// knowledge.
     fn forget_cached(&self, start_bytes: u64, length_bytes: u64);
 }
 
@@ -39,7 +40,7 @@ pub struct SgIo {
 }
 
 impl SgIo {
-    /// Commands to the device whose node this is, for which the kernel waits so long.
+    /// Commands to the device whose node this is; the kernel waits this long for each.
     pub fn new(file: File, timeout: Duration) -> SgIo {
         SgIo { file, timeout_ms: u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX) }
     }
@@ -63,18 +64,18 @@ impl Transport for SgIo {
     }
 }
 
-/// Why a SCSI device does no integrity work.
+/// The reasons why a SCSI device does no integrity work.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The node is no SCSI device, or the kernel has no passthrough for it.
+    /// The node is not a SCSI device, or the kernel has no passthrough for it.
     #[error("the kernel passes no SCSI commands through this node ({0})")]
     NoPassthrough(io::Error),
-    /// The process may not do that.
+    /// The process is not permitted to do that.
     #[error("this process may not send {what} to the drive ({source}); it needs CAP_SYS_RAWIO")]
     Privilege {
         /// The command.
         what: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The kernel could not execute a command.
@@ -82,7 +83,7 @@ pub enum OpenError {
     System {
         /// The command.
         what: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The drive's information about itself is inconsistent or not supported.

@@ -1,4 +1,4 @@
-//! A logical unit: commands that are sent again where that may help, and what it says of itself.
+//! A logical unit: its information about itself, and commands, which are sent again if that may help.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use super::answer::{AnswerClass, AnswerText, is_unexecuted};
 use super::transport::{Answer, OpenError, Transport};
 use crate::node::call_error;
 
-/// Times that a command is sent again after an answer that allows it, and the pause before.
+/// How often a command is sent again after a reply that allows it, and the pause before.
 const RETRIES: u32 = 5;
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
-/// Bytes that are asked of a page: more than any page here has.
+/// Bytes that are requested of a page: more than any page here has.
 const PAGE_BYTES: u16 = 1024;
 
 /// A logical unit.
@@ -42,18 +42,18 @@ pub(crate) struct Pages {
 }
 
 impl<T: Transport> Unit<T> {
-    /// Sends an idempotent command, again while its answer allows it; returns its final answer.
+    /// Sends an idempotent command, again while its reply allows it; returns its final reply.
     pub(crate) async fn execute(&self, doing: &str, command: &Command, data: Transfer) -> Result<Answer, Error> {
         let (result, _) = self.send(command, data, |_| true).await;
         result.map_err(|error| call_error(doing, &error))
     }
 
-    /// Sends a command that must not be executed twice: again only where it was not executed.
+    /// Sends a command that must not be executed twice: again only if it was not executed.
     pub(crate) async fn execute_once(&self, command: &Command, data: Transfer) -> std::io::Result<Answer> {
         self.send(command, data, is_unexecuted).await.0
     }
 
-    /// Sends a command, and again while its answer allows it and `may_repeat` does.
+    /// Sends a command, and again while its reply and `may_repeat` allow it.
     async fn send(
         &self,
         command: &Command,
@@ -77,7 +77,7 @@ impl<T: Transport> Unit<T> {
         }
     }
 
-    /// Sends a command at opening time; an error is that there is no answer.
+    /// Sends a command at opening time; an error means that there is no reply.
     pub(crate) async fn try_command(
         &self,
         what: &'static str,
@@ -88,7 +88,7 @@ impl<T: Transport> Unit<T> {
         result.map(|answer| (answer, data)).map_err(|error| OpenError::call_error(what, error))
     }
 
-    /// What a command returns, as much as was moved; the answer of one that failed.
+    /// The data that a command returns, as many as were transferred; or the reply of one that failed.
     async fn read(
         &self,
         what: &'static str,

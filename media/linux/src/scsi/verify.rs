@@ -1,9 +1,9 @@
-//! How a drive verifies and compares: in which form it has VERIFY, found out by sending it, and whether it then does what the command
-//! says.
+//! How a drive verifies and compares: which form of VERIFY it supports, found out by sending it, and whether it really
+//! does what the command requires.
 //!
-//! Many emulated drives answer every VERIFY with GOOD and read nothing, and adapters for ATA drives ignore BYTCHK. What such a drive says
-//! of its blocks is no check. So a drive has to refuse a VERIFY of a block that it does not have, and to tell equal data from
-//! different data, before it is believed.
+//! Many emulated drives reply GOOD to every VERIFY and read nothing, and adapters for ATA drives ignore BYTCHK. The
+//! replies of such a drive are not a check of its blocks. So a drive is trusted only after it has refused a VERIFY of a
+//! block that does not exist, and has distinguished equal data from different data.
 
 use sealblock_block::{Device, Expectations, Request, Response};
 use sealblock_protocols_scsi::{BlockCommand, ByteCheck, Command, PiProfile, Protect};
@@ -15,15 +15,15 @@ use super::answer::{AnswerClass, AnswerText};
 use super::transport::{Answer, OpenError, Transport};
 use super::unit::{Pages, Unit};
 
-/// Vendors of emulated drives whose VERIFY refuses blocks that they do not have, and otherwise reads nothing.
+/// Vendors of emulated drives whose VERIFY refuses blocks that do not exist, but otherwise reads nothing.
 const READ_NOTHING: [(&str, &str); 1] = [("LIO-ORG", "the kernel's own target")];
-/// Blocks that VERIFY (10) can name.
+/// Blocks that VERIFY (10) can address.
 const SHORT_BLOCKS: u64 = u32::MAX as u64;
 
 /// A form of VERIFY.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct VerifyForm {
-    /// VERIFY (10), which drives have that have no VERIFY (16).
+    /// VERIFY (10), for drives without VERIFY (16).
     is_short: bool,
     /// The protection information that the drive checks, and by which protection field.
     protection: Option<(PiProfile, Protect)>,
@@ -32,13 +32,13 @@ pub(crate) struct VerifyForm {
 }
 
 impl VerifyForm {
-    /// The forms that a drive may have, best first.
+    /// The forms that a drive may support, best first.
     pub(crate) fn candidates(pages: &Pages, profile: Option<PiProfile>) -> Vec<VerifyForm> {
         let checks_guard = pages.extended.checks_guard;
         let plain = VerifyForm {
             is_short: false,
             protection: None,
-            // 000b: the drive checks what it has, unless DPICZ forbids it (SBC-4, "VRPROTECT field").
+            // 000b: the drive checks the tags that it has, unless DPICZ forbids it (SBC-4, "VRPROTECT field").
             is_sealed: profile.is_some() && checks_guard && !pages.control.no_check_without_protect,
         };
         let protected = profile.filter(|_| checks_guard).map(|profile| VerifyForm {
@@ -51,7 +51,7 @@ impl VerifyForm {
         protected.into_iter().chain([plain]).chain(short).collect()
     }
 
-    /// The command over these blocks. Data that are compared have no tags.
+    /// The command for these blocks. Data for a comparison have no tags.
     pub(crate) fn command(self, extent: Extent, check: ByteCheck) -> Command {
         let blocks = BlockCommand::new(extent);
         let blocks = match (self.protection, check) {
@@ -61,7 +61,8 @@ impl VerifyForm {
         if self.is_short { Command::Verify10(blocks, check) } else { Command::Verify(blocks, check) }
     }
 
-    /// The form in which a drive compares: that by which it verifies. One whose VERIFY does not look at blocks may still compare them.
+    /// The form in which a drive compares: the one with which it verifies. A drive whose VERIFY does not read blocks
+    /// may still compare them.
     pub(crate) fn comparing(form: Option<VerifyForm>) -> VerifyForm {
         form.unwrap_or(VerifyForm { is_short: false, protection: None, is_sealed: false })
     }
@@ -84,7 +85,7 @@ impl VerifyForm {
     }
 }
 
-/// What drives compare by themselves.
+/// The comparisons that a drive supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Compares {
     /// BYTCHK 01b.
@@ -94,7 +95,7 @@ pub(crate) struct Compares {
 }
 
 impl<T: Transport> Unit<T> {
-    /// The form of VERIFY that the drive has and executes; and why it has no better one.
+    /// The form of VERIFY that the drive supports and really executes; and the reason why no better one is used.
     pub(crate) async fn find_verify(
         &self,
         pages: &Pages,
@@ -125,7 +126,7 @@ impl<T: Transport> Unit<T> {
         Ok(None)
     }
 
-    /// The form, if the drive looks at its blocks: then it refuses one that it does not have.
+    /// The form, if the drive really reads its blocks: then it refuses a block that does not exist.
     async fn is_executed(
         &self,
         form: VerifyForm,
@@ -145,7 +146,8 @@ impl<T: Transport> Unit<T> {
         }
     }
 
-    /// What the drive compares by itself: it says that its first block is equal to itself, and different from its complement.
+    /// The comparisons that the drive supports: it must find its first block equal to itself, and different from its
+    /// complement.
     pub(crate) async fn find_compares<D: Device>(
         &self,
         form: VerifyForm,

@@ -1,11 +1,12 @@
-//! A block device whose tags travel with the kernel's ordinary reads and writes.
+//! A block device whose tags are transferred with the kernel's ordinary reads and writes.
 //!
-//! Invariants: the memory for tags has a pattern in it before each read that matches no data, so that what the kernel leaves out is no good
-//! tag; every block that is given out has been checked here, whatever the device checks.
+//! Invariants: before each read the memory for tags is filled with a pattern that matches no data, so that a tag that
+//! the kernel does not fill in is never valid; every block that is returned has been checked here, whatever the device
+//! checks.
 //!
-//! Shape: Read and Write carry tags, and the gate emulates Verify, Compare and Write Zeroes by them. Zeroes are written with seals, because
-//! drives differ in the tags of their own zeroes. A Discard is the kernel's, and its blocks are read afterwards: blocks whose tags do not
-//! match then get zeroes with seals.
+//! Read and Write carry tags; from them the gate emulates Verify, Compare and Write Zeroes. Zeroes are written with
+//! their tags, because drives differ in the tags of their own zeroes. A Discard is left to the kernel, and its blocks
+//! are read afterwards: zeroes with tags are then written to the blocks whose tags do not match.
 
 use std::cell::RefCell;
 use std::io;
@@ -23,18 +24,18 @@ use super::profile::{TagProfile, WhyNoTags};
 use crate::block_codec::{BlockCodec, Memory};
 use crate::node::{KernelLimits, call_error};
 
-/// Bytes of data in one transfer, the most that comes out of a reactor's arena; larger requests are cut by the gate.
+/// Bytes of data in one transfer, the largest allocation of a reactor's arena; the gate splits larger requests.
 const TRANSFER_BYTES: usize = 1 << 20;
 /// Bytes of one extent of a Discard, whose blocks are read afterwards.
 const DISCARD_BYTES: u64 = 64 << 20;
-/// What is in the memory for tags before a read.
+/// The contents of the memory for tags before a read.
 const PATTERN: u8 = 0xA5;
-/// Times that the first block is read to see whether the kernel fills in tags: others may write it meanwhile.
+/// How often the first block is read to test whether the kernel fills in tags: others may write it meanwhile.
 const TRIES: u32 = 4;
 
-/// A way to read and write blocks with tags, which tests replace.
+/// Reads and writes blocks with tags; tests replace it.
 pub trait TaggedIo {
-    /// Reads data and metadata from a place on, whose first block has this reference tag; returns the bytes of data.
+    /// Reads data and metadata from this offset on; the first block has this reference tag. Returns the bytes of data.
     fn read(
         &self,
         data: Buffer,
@@ -53,7 +54,7 @@ pub trait TaggedIo {
         checks: DeviceChecks,
     ) -> impl Future<Output = io::Result<usize>>;
 
-    /// True if the kernel knows tags of reads and writes: then it refuses what has no meaning in them.
+    /// True if the kernel supports tags of reads and writes: then it refuses meaningless ones.
     fn knows_tags(&self, data: Buffer, metadata: Buffer) -> impl Future<Output = io::Result<bool>>;
 }
 
@@ -65,8 +66,8 @@ impl TaggedIo for File {
         offset_bytes: u64,
         seed: u64,
     ) -> (io::Result<usize>, Buffer, Buffer) {
-        // Blocks are checked here, where it can be said what is wrong with which; NVMe drives give out what does not match if they are
-        // not asked to check.
+        // Blocks are checked here, where the error can name the block and the cause; without requested checks NVMe
+        // drives return blocks that do not match.
         self.read_tagged_at(data, metadata, offset_bytes, seed, DeviceChecks::NONE).await
     }
 
@@ -86,7 +87,8 @@ impl TaggedIo for File {
     }
 }
 
-/// A block device whose tags travel. `D` are the same blocks by the kernel's ordinary way without tags, for what is no Read and no Write.
+/// A block device whose tags are transferred. `D` is the same blocks through the kernel's block I/O without tags, for
+/// all requests other than Read and Write.
 pub struct TaggedDevice<D, T = File> {
     io: T,
     ordinary: D,
@@ -96,10 +98,11 @@ pub struct TaggedDevice<D, T = File> {
 }
 
 impl<D: Device> TaggedDevice<D> {
-    /// Opens the block device that `file` is open on, for direct I/O if `is_direct` says so. It needs no privilege but the open file.
+    /// Opens the block device that `file` is open on, for direct I/O if `is_direct` says so. It needs no privilege
+    /// other than the open file.
     ///
     /// # Errors
-    /// Why its tags do not travel, with the ordinary way unchanged.
+    /// The reason why its tags cannot be transferred, with `ordinary` unchanged.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -122,7 +125,7 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
         let (size, shift) = (plain.block_size, plain.block_size.shift());
         let mut most = TRANSFER_BYTES;
         if let Some(bytes) = kernel.transfer_bytes {
-            // Metadata are a transfer of their own, with the same limit.
+            // Metadata are a separate transfer with the same limit.
             let by_metadata = (bytes / profile.metadata_bytes as u64).saturating_mul(size.bytes() as u64);
             most = most.min(usize::try_from(bytes.min(by_metadata)).unwrap_or(usize::MAX));
         }
@@ -141,7 +144,7 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
         &self.profile
     }
 
-    /// Finds out whether the kernel carries tags. A block that cannot be read is an answer too.
+    /// Tests whether the kernel transfers tags. A block that cannot be read does not fail this.
     async fn probe(&self) -> Result<(), WhyNoTags> {
         if self.geometry.capacity_blocks == 0 {
             return Err(WhyNoTags::Contradiction("the device has no blocks".to_owned()));
@@ -176,7 +179,7 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
         }
     }
 
-    /// Memory for a read, with a pattern where metadata are to be.
+    /// Memory for a read, with a pattern in place of the metadata.
     fn room(&self, extent: Extent, pattern: u8) -> (Buffer, Buffer) {
         let Memory { data, metadata } = self.codec.room(extent, &pool());
         let mut metadata = metadata.unwrap_or_else(|| Buffer::zeroed(0));
@@ -188,7 +191,7 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
         lba.get() << self.geometry.block_size.shift()
     }
 
-    /// Reads once. The inner error is one that blocks can be the reason of.
+    /// Reads once. The inner error is one that blocks may be the cause of.
     async fn try_read(&self, extent: Extent) -> Result<Result<Memory<Buffer>, io::Error>, Error> {
         let (data, metadata) = self.room(extent, PATTERN);
         let length_bytes = data.len();
@@ -241,12 +244,12 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
                 let reason = format!("on the way to the device {extent} no longer matched its tags: {error}");
                 Err(ErrorKind::Media { reason }.into())
             }
-            // As a write without tags fails: a full device is not taken for a bad one.
+            // Fails like a write without tags: a full device is not reported as a bad one.
             Err(error) => Err(MediumError::from_io("write with tags", offset_bytes, &error).into()),
         }
     }
 
-    /// Waits for the medium where the request asks for it.
+    /// Waits for the medium if the request requires it.
     async fn sync_if_required(&self, durability: Durability) -> Outcome {
         match durability {
             Durability::Volatile => Ok(Response::Done),
@@ -254,7 +257,7 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
         }
     }
 
-    /// Discards, and has what is left match its tags.
+    /// Discards, and makes what is left match its tags.
     async fn discard(&self, extents: Vec<Extent>) -> Outcome {
         self.ordinary.execute(Request::discard(extents.iter().copied())).await?;
         let most = self.geometry.limits.max_transfer_blocks;
@@ -316,7 +319,7 @@ impl<D: Device, T: TaggedIo> Device for TaggedDevice<D, T> {
     }
 }
 
-/// Reads runs, and keeps what does not match its tags in those that can be read.
+/// Reads runs of blocks, and remembers which of the readable ones do not match their tags.
 struct Search<'a, D, T> {
     device: &'a TaggedDevice<D, T>,
     mismatches: RefCell<Vec<BadBlock>>,
@@ -337,7 +340,7 @@ impl<D: Device, T: TaggedIo> BlockProbe for Search<'_, D, T> {
         Ok(None)
     }
 
-    /// Of a device that does not give out what does not match its tags it is not known which field that is.
+    /// If a device does not return blocks that do not match their tags, the field that differs is unknown.
     fn cause(&self, _: &io::Error) -> BadBlockCause {
         BadBlockCause::Media
     }
@@ -355,8 +358,8 @@ impl<D: Device, T: TaggedIo> BlockProbe for Search<'_, D, T> {
     }
 }
 
-/// True for the errors by which the kernel reports unreadable blocks: tags that the device has found not to match, errors of the medium, and
-/// others.
+/// True for the errors with which the kernel reports unreadable blocks: tags that did not match in the device, errors
+/// of the medium, and others.
 fn is_about_blocks(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EILSEQ | libc::ENODATA | libc::EIO))
 }

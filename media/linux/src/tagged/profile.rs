@@ -1,6 +1,7 @@
-//! The tags of a block device: what its integrity profile says of them in sysfs and by `FS_IOC_GETLBMD_CAP`, and why they cannot be used.
+//! The tags of a block device: what sysfs and `FS_IOC_GETLBMD_CAP` report about its integrity profile, and the reasons
+//! why they cannot be used.
 //!
-//! Nothing of it is believed alone: the profile's name, its fields and the size of blocks have to agree.
+//! No single source is trusted: the profile's name, its fields and the size of blocks have to agree.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use sealblock_units::BlockSize;
 
 use crate::node::KernelLimits;
 
-/// The profiles of the kernel that have tags that this crate knows, by their names in sysfs.
+/// The kernel's profiles with tags that this crate supports, by their names in sysfs.
 const PROFILES: [(&str, GuardKind, ProtectionType); 6] = [
     ("T10-DIF-TYPE1-CRC", GuardKind::Crc16, ProtectionType::Type1),
     ("T10-DIF-TYPE3-CRC", GuardKind::Crc16, ProtectionType::Type3),
@@ -24,7 +25,7 @@ const PROFILES: [(&str, GuardKind, ProtectionType); 6] = [
 /// Bytes of an application tag.
 const APP_TAG_BYTES: u8 = 2;
 
-/// Why tags do not travel with the ordinary reads and writes of a block device.
+/// The reason why tags cannot be transferred with the ordinary reads and writes of a block device.
 #[derive(Debug, thiserror::Error)]
 pub enum WhyNoTags {
     /// The device has no integrity profile.
@@ -38,13 +39,13 @@ pub enum WhyNoTags {
         "it is made of other block devices, to whose reference tags the kernel converts its own; open these for them"
     )]
     MadeOfOthers,
-    /// The page cache is in between.
+    /// Requests go through the page cache.
     #[error("the kernel does not let its page cache be bypassed, which carries no tags")]
     Cached,
-    /// The device makes them on the way and stores none.
+    /// The device makes them during transfers and stores none.
     #[error("the device stores no tags: its host adapter makes them on the way")]
     NotStored,
-    /// The kernel does not say what the device carries.
+    /// The kernel does not report what the device carries.
     #[error("the kernel does not say what the device carries ({0}); Linux 6.17 and later do")]
     KernelDoesNotTell(io::Error),
     /// The kernel ignores tags that come with a read.
@@ -52,19 +53,19 @@ pub enum WhyNoTags {
         "the kernel ignores tags of ordinary reads and writes; Linux 6.14 and later do not, and 6.17 and later say what they are"
     )]
     KernelIgnores,
-    /// The kernel takes them and does not fill them in.
+    /// The kernel accepts them and does not fill them in.
     #[error("the kernel does not fill in the tags of what it reads")]
     NotFilledIn,
-    /// There is no io_uring, which alone carries them.
+    /// There is no io_uring, the only interface for them.
     #[error("only io_uring carries them, which is not available here")]
     NoUring,
     /// The profile is not supported.
     #[error("its integrity profile {0:?} is not supported")]
     Profile(String),
-    /// Guards of a program cannot be announced to the host adapter.
+    /// The host adapter cannot be told which guards a program uses.
     #[error("its guards are IP checksums, and the kernel does not tell the host adapter that those of a program are")]
     AdapterTakesCrc,
-    /// What the kernel says contradicts itself, or has no meaning here.
+    /// What the kernel reports contradicts itself, or makes no sense here.
     #[error("its integrity profile is not usable: {0}")]
     Contradiction(String),
     /// A read of its first block failed.
@@ -79,11 +80,11 @@ pub struct TagProfile {
     pub name: String,
     /// The format of a tuple.
     pub format: PiFormat,
-    /// Bytes of metadata of each block; what is no tuple is written as zeroes.
+    /// Bytes of metadata of each block; those outside the tuple are written as zeroes.
     pub metadata_bytes: usize,
     /// Where the tuple begins in them.
     pub tuple_at: usize,
-    /// The device keeps application tags as they are written, and changes none by itself.
+    /// The device keeps application tags as they are written, and never changes any.
     pub keeps_app_tags: bool,
 }
 
@@ -94,7 +95,7 @@ pub(super) struct SysfsView {
     name: String,
     /// The device stores tags.
     is_capable: bool,
-    /// Bytes of each tuple that are the application's.
+    /// Bytes of each tuple that belong to the application.
     app_bytes: u64,
     is_partition: bool,
     is_made_of_others: bool,
@@ -143,7 +144,7 @@ impl TagProfile {
         Ok((profile, KernelLimits::read(&folder.join("queue"))))
     }
 
-    /// Why a device has none, as far as sysfs says.
+    /// The reason why a device has none, as far as sysfs shows it.
     fn of_sysfs(seen: &SysfsView, is_direct: bool) -> Result<(), WhyNoTags> {
         match seen {
             SysfsView { name, .. } if name.is_empty() => Err(WhyNoTags::NoProfile),

@@ -1,5 +1,5 @@
-//! A block device that is not there: it takes reads and writes with metadata as the kernel does, keeps both in memory, and misbehaves as it
-//! is told to.
+//! A simulated block device: it accepts reads and writes with metadata as the kernel does, keeps both in memory, and
+//! misbehaves as configured.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -26,12 +26,12 @@ const SIZE: BlockSize = BlockSize::B512;
 /// How a kernel or a device misbehaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Habit {
-    /// The kernel does not know tags, and reads and writes as if there were none.
+    /// The kernel does not support tags, and reads and writes as if there were none.
     IgnoresTags,
-    /// It takes them and fills in none, always or after the device was opened.
+    /// It accepts them and fills in none, always or after the device was opened.
     FillsNothing,
     StopsFilling,
-    /// There is no ring.
+    /// There is no io_uring.
     NoUring,
     /// The first read after the opening fails.
     FailsOnce,
@@ -123,7 +123,7 @@ impl TaggedIo for Shared {
         disk.metadata.borrow_mut()[tags_at..tags_at + metadata.len()].copy_from_slice(&metadata);
         disk.bad.borrow_mut().retain(|lba, _| !blocks.contains(lba));
         disk.checks.set(checks);
-        // As the kernel does that converts reference tags.
+        // Like a kernel that converts reference tags.
         metadata.fill(0xEE);
         Ok(disk.moved(data.len()))
     }
@@ -136,7 +136,7 @@ impl TaggedIo for Shared {
     }
 }
 
-/// The kernel's way to the same blocks without tags.
+/// The kernel's block I/O to the same blocks without tags.
 struct Ordinary(Rc<Disk>, Geometry);
 
 impl Device for Ordinary {
@@ -222,7 +222,7 @@ fn extent(start: u64, blocks: u64) -> Extent {
     Extent::from_raw(start, blocks).unwrap()
 }
 
-/// What a read or verify says of bad blocks.
+/// The bad blocks that a read or verify reports.
 fn bad_of(outcome: Outcome) -> Vec<(u64, BadBlockCause)> {
     match outcome {
         Ok(_) => Vec::new(),
@@ -289,7 +289,7 @@ fn each_field_that_does_not_match_is_named_with_its_values() {
         let guard = BadBlockCause::Tag(Field::Guard);
         let wanted = [(7, guard), (900, guard), (2999, BadBlockCause::Tag(Field::RefTag))];
         assert_eq!(bad_of(Err(error)), wanted);
-        // Blocks that cannot be read, beside those that do not match.
+        // Blocks that cannot be read, next to others that do not match.
         disk.bad.borrow_mut().extend([(8, libc::EIO), (1500, libc::EILSEQ), (1501, libc::ENODATA)]);
         let media = BadBlockCause::Media;
         let wanted = [(7, guard), (8, media), (900, guard), (1500, media), (1501, media), wanted[2]];
@@ -346,7 +346,7 @@ fn a_kernel_that_carries_no_tags_is_found_out_at_the_opening() {
             let said = opened(plain(), &disk(&plain(), &[habit])).await.err().expect("it is refused").to_string();
             assert!(said.contains(why), "{said}");
         }
-        // A first block that cannot be read is no reason.
+        // A first block that cannot be read does not prevent opening.
         let disk = disk(&plain(), &[]);
         disk.bad.borrow_mut().insert(0, libc::EILSEQ);
         assert!(opened(plain(), &disk).await.is_ok());
@@ -385,7 +385,8 @@ fn zeroes_have_tags_that_match_and_so_has_what_a_discard_leaves() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever the layout, blocks come back as they went, bytes beside tuples are zeroes, and a flipped bit of block or tuple is found.
+    /// In every layout, blocks are read as they were written, bytes besides tuples are zeroes, and a flipped bit of
+    /// block or tuple is found.
     #[test]
     fn layouts_keep_tags(
         guard in prop::sample::select(vec![GuardKind::Crc16, GuardKind::IpChecksum, GuardKind::Crc64]),
@@ -397,7 +398,7 @@ proptest! {
         app_tag in 0..0xFFFF_u16,
         at in any::<prop::sample::Index>(),
     ) {
-        // The kernel has no such profile: IP checksums of metadata are not appended.
+        // The kernel has no such profile: IP checksums do not cover metadata.
         prop_assume!(guard != GuardKind::IpChecksum || before == 0);
         let protection = if type_1 { ProtectionType::Type1 } else { ProtectionType::Type3 };
         let profile = profile(guard, protection, before, behind);

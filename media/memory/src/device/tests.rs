@@ -26,7 +26,7 @@ fn gate(size: BlockSize, format: Option<PiFormat>) -> Gate<MemoryDevice> {
     Gate::new("mem", MemoryDevice::new(size, 4096, format))
 }
 
-/// Executes a request. RAM waits for nothing but its turn.
+/// Executes a request. RAM never waits, except to let other tasks run.
 fn run(gate: &Gate<MemoryDevice>, operation: Request) -> Outcome {
     let mut execution = pin!(gate.execute(operation));
     loop {
@@ -40,7 +40,7 @@ fn extent(start: u64, blocks: u64) -> Extent {
     Extent::from_raw(start, blocks).unwrap()
 }
 
-/// Blocks filled with `byte`, sealed for their place.
+/// Blocks filled with `byte`, with tags for their address.
 fn blocks(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) -> Sealed {
     let geometry = gate.geometry();
     let bytes = vec![byte; at.bytes(geometry.block_size) as usize];
@@ -111,7 +111,7 @@ fn blocks_never_written_are_zeroes_that_verify_and_cost_nothing() {
         assert_eq!(gate.device().allocated_bytes(), 0);
         let Ok(Response::Data(data)) = read(&gate, extent(7, 2)) else { panic!("unwritten blocks read") };
         assert!(data.joined_tags().iter().all(|&byte| byte == 0xFF), "a deallocated block's tuple is all ones");
-        // A neighbour in the same chunk changes nothing about that.
+        // A neighbour in the same chunk does not change this.
         write(&gate, extent(8, 1), 1);
         assert_reads(&gate, extent(7, 1), 0);
         assert!(verify(&gate, all).is_ok());
@@ -143,7 +143,7 @@ fn checksums_are_those_of_the_data_whatever_the_guard_and_fail_where_it_is_damag
         let gate = gate(size, format);
         write(&gate, extent(7, 300), 9);
         write(&gate, extent(100, 30), 8);
-        // Blocks without tags beside some with them, and memory that is not there.
+        // Blocks without tags next to some with them, and blocks without memory.
         zero(&gate, extent(50, 3), true);
         for (kind, at) in
             ChecksumKind::ALL.into_iter().flat_map(|kind| [(kind, extent(0, 4096)), (kind, extent(8, 40))])
@@ -153,7 +153,7 @@ fn checksums_are_those_of_the_data_whatever_the_guard_and_fail_where_it_is_damag
             let wanted = kind.compute(&data.joined_data());
             let Ok(Response::Checksum(found)) = checksum() else { panic!("a checksum") };
             assert_eq!((found.kind, found.value), (kind, wanted), "{format:?}, {at}");
-            // A guard stands for its data only after it was compared with them.
+            // A guard is proof of its data only after it was compared with them.
             let damage = Corruption::Data { at: 100, mask: 1 };
             assert!(gate.device().damage(Lba::new(9), damage));
             match checksum() {
@@ -181,7 +181,7 @@ fn tags_are_judged_as_expected_once_the_blocks_are_good() {
     for request in requests(app(0x0A0B)) {
         assert!(run(&gate, request).is_ok());
     }
-    // Every block is one behind what is expected.
+    // Every block is one after the expected one.
     let unexpected = |field, expected, actual| ErrorKind::Expectation { lba: Lba::new(10), field, expected, actual };
     let shifted = Checks { guard: false, ..Checks::full(TYPE1, Lba::new(11)) };
     for (checks, wanted) in
@@ -263,7 +263,7 @@ fn what_must_be_copied_is_copied_into_a_pool_if_there_is_one() {
     let pool = Pool::new(1 << 20, 1 << 20);
     let device = MemoryDevice::new(BlockSize::B4096, 64, Some(TYPE1)).with_pool(pool);
     let gate = Gate::new("mem", device);
-    // A pool's buffers hold old bytes, so an unwritten block behind a written one tells whether it is filled.
+    // A pool's buffers contain old bytes, so an unwritten block after a written one shows whether it is filled.
     write(&gate, extent(31, 1), 0xEE);
     for _ in 0..4 {
         let Ok(Response::Data(data)) = read(&gate, extent(31, 2)) else { panic!("clean blocks read") };

@@ -64,7 +64,7 @@ fn a_failure_that_passes_is_got_over_and_one_that_stays_is_told() {
                 counts.set(counts.get() - 1);
                 fail(ErrorCode::Io, None)
             }
-            // Long reads fail for ever.
+            // Long reads always fail.
             Command::Read { length, .. } if *length > 256 << 10 => fail(ErrorCode::Io, None),
             _ => None,
         });
@@ -132,8 +132,8 @@ fn write_large(device: &Rc<Gate<NbdDevice>>, seed: u8) -> Vec<JoinHandle<Result<
     (0..8).map(one).collect()
 }
 
-/// A server that stops to read one of two connections, and later reads on: what it finds there must be no write that was
-/// repeated over the next connection, because newer ones of the same blocks may have come since.
+/// A server stops reading one of two connections, and later continues: it must not find there a write that was repeated
+/// over the next connection, because newer writes to the same blocks may have come since.
 #[test]
 fn writes_of_a_lost_connection_do_not_come_after_newer_ones() {
     run(|| async {
@@ -149,11 +149,12 @@ fn writes_of_a_lost_connection_do_not_come_after_newer_ones() {
             Command::Read { .. } if breaks.take() => Some(Reply::Close),
             _ => None,
         });
-        // Newer writes are not held back here: what was not sent yet must not come by itself.
+        // Newer writes are not held back here: unsent data alone must not arrive.
         let options = Options { connections: 2, quiesce: Duration::ZERO, ..options() };
         let device = Rc::new(open(fake.address, "disk", options).await);
         let old = write_large(&device, 0x10);
-        // One connection is held; the other one, with less to do once it has answered a write, takes this and fails.
+        // One connection is held; the other one, which has less to do, receives this after it has replied to a write,
+        // and fails.
         while !old.iter().any(JoinHandle::is_finished) {
             sleep(Duration::from_millis(1)).await;
         }

@@ -1,4 +1,4 @@
-//! Tests of the client over sockets, in one binary: each further one would be linked anew with everything.
+//! Tests of the client over sockets, in one binary: every further binary would have to be linked with everything again.
 
 mod common;
 mod hostile;

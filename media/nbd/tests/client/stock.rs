@@ -1,4 +1,4 @@
-//! Stock servers: nbdkit and qemu-nbd. Without them these tests say that they are skipped.
+//! Stock servers: nbdkit and qemu-nbd. Without them these tests print that they are skipped.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -12,17 +12,17 @@ use sealblock_media_nbd::{Options, discover};
 /// Longer than any of them takes to start.
 const LATE: Duration = Duration::from_secs(30);
 
-/// Whether a program is there; says where everybody sees it when it is not.
+/// True if a program is installed; prints visibly if it is not.
 fn has(program: &str) -> bool {
     let found = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     if !found {
-        // Passed tests keep their output to themselves; this way it is seen without `--nocapture`.
+        // The output of passed tests is hidden; this is shown without `--nocapture`.
         let _ = writeln!(std::io::stderr(), "skipped: there is no {program} here");
     }
     found
 }
 
-/// Another project's server, ended with the test.
+/// Another project's server, stopped at the end of the test.
 struct Stock {
     child: Child,
     address: SocketAddr,
@@ -32,7 +32,7 @@ impl Stock {
     fn start(program: &str, arguments: impl Fn(&str) -> Vec<String>) -> Stock {
         let begun = Instant::now();
         loop {
-            // Neither takes port 0. Another may take the port in between; then there is another attempt.
+            // Neither accepts port 0. Another program may use the port in between; then there is another attempt.
             let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
             let mut command = Command::new(program);
             command.args(arguments(&free.port().to_string())).stdin(Stdio::null()).stdout(Stdio::null());
@@ -64,7 +64,7 @@ impl Drop for Stock {
     }
 }
 
-/// A file that goes with the test.
+/// A file that is deleted at the end of the test.
 struct Scratch(std::path::PathBuf);
 
 impl Drop for Scratch {
@@ -86,7 +86,7 @@ async fn runs(device: &impl Device, start: u64, blocks: u64) -> Vec<(u32, bool)>
     joined
 }
 
-/// What every server is to do.
+/// What must work with every server.
 async fn use_it(address: SocketAddr, export: &str, connections: u16) {
     let device = open(address, export, Options { connections, ..options() }).await;
     for (start, blocks) in [(0, 1), (100, 600), (2000, 17)] {
@@ -118,7 +118,7 @@ fn nbdkit_stores_and_tells_holes() {
         use_it(stock.address, "", 3).await;
         let device = open(stock.address, "", Options { connections: 3, ..options() }).await;
         assert_eq!(device.device().info().connections, 3);
-        // nbdkit's memory is kept in pages of 32 KiB, 8 blocks.
+        // nbdkit stores its memory in pages of 32 KiB, 8 blocks.
         assert_eq!(runs(&device, 0, 16).await, [(8, false), (8, true)]);
         let all: u32 = runs(&device, 0, 4096).await.iter().map(|run| run.0).sum();
         assert_eq!(all, 4096);

@@ -1,4 +1,4 @@
-//! The same over a Unix socket: our own server, and ways in which there is none.
+//! The same over a Unix socket: our own server, and cases without one.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn an_export_is_written_and_read_over_a_unix_socket() {
         assert_eq!(names, ["disk", "fixed"]);
         let remote = NbdDevice::connect(at(&path), "disk", impatient()).await.unwrap();
         assert_eq!(remote.geometry().capacity_blocks, BLOCKS);
-        // Longer than any socket holds at once, both ways.
+        // Longer than the sockets buffer at once, in both directions.
         let remote = Gate::new("remote", remote);
         write(&remote, extent(3, 2048), 7).await.unwrap();
         assert!(holds(&remote, extent(3, 2048), 7).await);

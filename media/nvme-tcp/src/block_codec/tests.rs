@@ -20,7 +20,7 @@ fn sealed(size: BlockSize, format: PiFormat, start: u64, blocks: usize) -> Seale
     Sealed::seal(Slice::copy_from(&bytes), size, Some(format), &tags)
 }
 
-/// What leaves comes back the same, copied together or gathered.
+/// Blocks are received as they were sent, whether copied together or gathered.
 #[test]
 fn blocks_travel_interleaved_and_are_taken_apart() {
     let pool = Pool::new(0, usize::MAX);

@@ -1,4 +1,4 @@
-//! Opening, finding, losing and closing.
+//! Opening, discovery, loss and closing of connections.
 
 use std::net::Ipv4Addr;
 use std::rc::Rc;
@@ -161,7 +161,7 @@ fn a_flush_does_not_vouch_for_writes_from_before_a_loss() {
         let served = restart(served, &devices).await;
         read(&device, extent(0, 1)).await.unwrap();
         device.execute(Request::flush()).await.unwrap();
-        // Bad: an acknowledged write was not flushed. The next Flush says so, once.
+        // Bad: an acknowledged write was not flushed. The next Flush reports this, once.
         write(&device, extent(1, 1), 2).await.unwrap();
         let served = restart(served, &devices).await;
         read(&device, extent(0, 1)).await.unwrap();

@@ -1,4 +1,5 @@
-//! Coverage of a Verify over the network: as sealblock's target reports it, and as assumed of a target that reports none.
+//! Coverage of a Verify over the network: as sealblock's target reports it, and as assumed of a target that reports
+//! none.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,7 +18,7 @@ use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::spawn;
 use sealblock_units::{BlockSize, Extent, Lba};
 
-/// A device that claims to hold copies, one of which is not there while it is told so.
+/// A device that claims to have two copies, one of which is missing while the test says so.
 struct Copies {
     memory: Rc<MemoryDevice>,
     is_away: Cell<bool>,
@@ -61,7 +62,7 @@ impl Device for Copies {
     }
 }
 
-/// How far Verify and Digest go, whatever they find.
+/// The coverage of Verify and Digest, whatever they find.
 async fn reach(device: &impl Device, extent: Extent) -> Coverage {
     let mut coverages = Vec::new();
     let checksum = Request::checksum(extent, ChecksumKind::Crc32c, Expectations::NONE);
@@ -101,10 +102,10 @@ fn a_copy_that_is_away_at_the_target_is_told_with_its_blocks() {
             assert_eq!((told.blocks(), told.is_sealed()), (600, true));
             let why: Vec<_> = told.unchecked().iter().map(|run| run.why).collect();
             assert_eq!(why, [WhyUnchecked::Absent, WhyUnchecked::Unsettled]);
-            // Beside damage, too.
+            // Next to damage, too.
             assert!(memory.damage(Lba::new(9), Corruption::Data { at: 1, mask: 1 }));
             assert_eq!(reach(&far, extent(0, 600)).await.blocks(), 600);
-            // Reading looks at one copy.
+            // Reading checks one copy.
             let read = far.verify_by_reading(extent(20, 4), Expectations::NONE).await;
             let Ok(Response::Verified(read)) = read else { panic!("good blocks are read") };
             assert_eq!(read.coverage.unchecked()[0].why, WhyUnchecked::OneCopy);

@@ -1,5 +1,5 @@
-//! Checksums and the reserved area: over sealblock's target, over targets without them, and over targets whose pages are
-//! invalid.
+//! Checksums and the reserved area: over sealblock's target, over targets without them, and over targets whose pages
+//! are invalid.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -56,7 +56,7 @@ async fn connect(fake: &Fake) -> Gate<NvmeTcpDevice> {
     Gate::new("fake", device.unwrap())
 }
 
-/// A fake that lists its log pages, of which C1h is `page`, and answers other commands as `script` says.
+/// A fake that lists its log pages, of which C1h is `page`, and replies to other commands as `script` specifies.
 fn serve_page(page: Vec<u8>, script: impl Fn(&Asked) -> Option<Reply> + 'static) -> Fake {
     let mut pages = good();
     pages.controller.lpa = Lpa::SUPPORTED_LOG_PAGES;
@@ -98,7 +98,7 @@ fn a_digest_is_that_of_the_data_and_moves_none() {
                     let sum = digest_of(&device, kind, extent(3, 500)).await.unwrap();
                     assert_eq!(device.device().counters().received_bytes, before, "nothing moves");
                     assert_eq!(sum, (kind.compute(&data), 0));
-                    // All of it is one command, or several: it makes no difference.
+                    // As one command, or as several: it makes no difference.
                     assert_eq!(digest_of(&small, kind, extent(3, 500)).await.unwrap(), sum);
                 }
             }
@@ -212,7 +212,7 @@ fn targets_that_do_not_say_that_they_have_them_are_not_asked() {
     });
 }
 
-/// A server from before the kind has a CRC-64, and a CRC-32C is computed of blocks that are read.
+/// A server that does not support the kind yet has a CRC-64; a CRC-32C is computed by reading the blocks.
 #[test]
 fn a_target_without_the_kind_is_not_asked_for_it_and_its_blocks_are_read() {
     run(|| async {
@@ -257,7 +257,7 @@ fn an_answer_of_another_kind_is_no_checksum() {
 #[test]
 fn nothing_of_ours_goes_to_targets_that_do_not_list_the_page() {
     run(|| async {
-        // Without the list of pages, or when it is not in it; digests are made by reading.
+        // Without the list of pages, or if the page is not in it; digests are computed by reading.
         for lists in [false, true] {
             let asked = Rc::new(Cell::new(false));
             let seen = Rc::clone(&asked);
@@ -293,7 +293,7 @@ fn a_target_that_takes_the_place_of_another_is_not_sent_what_it_has_not_offered(
         const KINDS: Extensions = Extensions::CHECKSUM.union(Extensions::CHECKSUM_CRC32C);
         for (kind, offered, then) in [
             (ChecksumKind::Crc64Nvme, BOTH, Extensions::NONE),
-            // It would answer with a CRC-64, since it does not look at the kind.
+            // It would reply with a CRC-64, since it ignores the kind.
             (ChecksumKind::Crc32c, KINDS, Extensions::CHECKSUM),
         ] {
             let (asked, first) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(true)));

@@ -1,4 +1,4 @@
-//! Every format, every way of making tags, with and without digests.
+//! Every format, every method of making tags, with and without digests.
 
 use crate::common::*;
 use sealblock_block::{
@@ -100,7 +100,7 @@ fn wrong_tags_are_refused_by_the_target_and_nothing_is_written() {
             let device = open(&served, 1, options()).await;
             let place = extent(8, 2);
             write(&device, place, 1).await.unwrap();
-            // Sealed for another address: a misdirected write.
+            // Tags for another address: a misdirected write.
             let data = sealed_with(&device, place, 2, Lba::new(80), 0);
             let misdirected = Request::write(place, data, Durability::Volatile);
             let error = device.execute(misdirected).await.unwrap_err();
@@ -108,7 +108,7 @@ fn wrong_tags_are_refused_by_the_target_and_nothing_is_written() {
             assert_eq!(*error.kind(), due, "nothing that is stored is bad");
             let back = read(&device, place).await.unwrap();
             assert_eq!(back.joined_data()[..], sealed(&device, place, 1).joined_data()[..]);
-            // Any application tag of the writer's is good.
+            // The writer may use any application tag.
             let data = sealed_with(&device, place, 3, place.start(), 0x1234);
             let tagged = Request::write(place, data.clone(), Durability::Volatile);
             device.execute(tagged).await.unwrap();
@@ -170,7 +170,7 @@ fn a_read_names_every_damaged_block() {
             let bad_blocks = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
             assert_eq!(bad_blocks.iter().map(|bad_block| bad_block.lba.get()).collect::<Vec<_>>(), [110, 111, 163]);
             assert!(bad_blocks.iter().all(|bad_block| bad_block.cause == BadBlockCause::Tag(Field::Guard)));
-            // Where the tags do not come here, the target's damage log has the values that differ.
+            // If the tags are not sent here, the target's damage log has the values that differ.
             assert!(bad_blocks.iter().all(|bad_block| bad_block.expected.is_some()));
             assert!(read(&device, extent(112, 51)).await.is_ok());
             served.target.stop();
@@ -178,7 +178,7 @@ fn a_read_names_every_damaged_block() {
     });
 }
 
-/// A copy moves nothing between host and target, and keeps every tag but where they follow the address.
+/// A copy transfers nothing between host and target, and keeps every tag except those that follow the address.
 #[test]
 fn a_copy_is_made_by_the_target_where_tags_stay_as_they_are() {
     let type3 = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type3);

@@ -1,4 +1,4 @@
-//! Compare and Write as a fused pair: with our own target, and with one that answers as a script says.
+//! Compare and Write as a fused pair: with our own target, and with one that replies as a script specifies.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -59,7 +59,7 @@ fn a_block_is_written_if_it_is_as_expected() {
     });
 }
 
-/// Counts a block up, again where another one was faster.
+/// Increments a number in a block; tries again if another task was faster.
 async fn count_up(device: Rc<Gate<NvmeTcpDevice>>, times: u64) {
     for _ in 0..times {
         loop {
@@ -73,7 +73,8 @@ async fn count_up(device: Rc<Gate<NvmeTcpDevice>>, times: u64) {
     }
 }
 
-/// A queue of two commands is full most of the time, so halves wait for room one by one; no other command may come between.
+/// A queue of two commands is full most of the time, so the halves wait for room one by one; no other command may come
+/// between them.
 #[test]
 fn pairs_stay_together_on_a_queue_that_is_full_and_lose_no_count() {
     run(|| async {
@@ -125,7 +126,8 @@ async fn connect(fake: &Fake) -> Gate<NvmeTcpDevice> {
     Gate::new("fake", device.await.unwrap())
 }
 
-/// A target with fused commands that answers Compares and Writes so, and how many Compares it got.
+/// A target with fused commands that replies to Compares and Writes as specified, and the number of Compares that it
+/// received.
 fn answering(script: impl Fn(usize, bool) -> Option<Reply> + 'static) -> (Fake, Rc<Cell<usize>>) {
     let mut pages = fake::good();
     pages.controller.fuses = Fuses::COMPARE_AND_WRITE;
@@ -146,7 +148,7 @@ fn answering(script: impl Fn(usize, bool) -> Option<Reply> + 'static) -> (Fake, 
 fn a_pair_that_may_have_been_executed_is_not_sent_again() {
     run(|| async {
         let aborted = || Reply::Status(StatusCode::ABORTED_FAILED_FUSED.status());
-        // The connection ends when the Write is there; or it is answered, but not with what happened.
+        // The connection ends when the Write has arrived; or the reply is not what happened.
         type Script = Box<dyn Fn(usize, bool) -> Option<Reply>>;
         let scripts: [(&str, Script); 3] = [
             ("closed", Box::new(|_, is_compare| Some(if is_compare { Reply::Done(0) } else { Reply::Close }))),
@@ -173,7 +175,7 @@ fn a_pair_that_may_have_been_executed_is_not_sent_again() {
             let says_so = error.to_string().contains("may have been executed");
             assert!(says_so || name == "not ready", "{name}: {error}");
             assert_eq!(compares.get(), 1, "{name}");
-            // The device goes on.
+            // The device continues.
             assert!(device.execute(Request::read(extent(7, 1), Expectations::NONE)).await.is_ok(), "{name}");
             assert_eq!(compares.get(), 1, "{name}");
         }

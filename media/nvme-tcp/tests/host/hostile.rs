@@ -71,7 +71,7 @@ fn garbage_in_any_page_is_an_error() {
             for seed in [0x00_u8, 0x5A, 0xFF] {
                 let bytes: Vec<u8> = (0..4096).map(|i| (i as u8).wrapping_mul(31) ^ seed | seed).collect();
                 let fake = serve(good(), move |asked| (cns(asked) == Some(page)).then(|| Reply::Data(bytes.clone())));
-                // What matters is that it ends, and that what is accepted can be used.
+                // It must end, and whatever is accepted must be usable.
                 if let Ok(device) = connect(fake.address).await {
                     assert!(device.geometry().capacity_blocks > 0);
                 }
@@ -206,7 +206,7 @@ fn silence_and_hanging_up_end_with_the_losses_allowed() {
     });
 }
 
-/// A script under which exactly `bad` blocks fail Verify, and the error log says `named`.
+/// A script with which exactly the blocks `bad` fail Verify, and the error log names `named`.
 fn damaged(bad: &'static [u64], named: Option<u64>) -> Fake {
     let last = Rc::new(Cell::new(None));
     let seen = Rc::clone(&last);
@@ -227,7 +227,7 @@ fn damaged(bad: &'static [u64], named: Option<u64>) -> Fake {
     fake
 }
 
-/// Looks into a cell without taking out what is in it.
+/// Reads a cell without removing its contents.
 trait BorrowLast {
     fn borrow_last(&self) -> Option<(u16, u16)>;
 }
@@ -298,8 +298,8 @@ fn the_first_block_that_differs_is_found_by_reading() {
     });
 }
 
-/// A controller that says of its namespace what `change` makes of it, once the host has waited for events; counts how often
-/// it has said so.
+/// A controller that reports its namespace as changed by `change` after the host has requested events; counts these
+/// reports.
 fn changing(change: fn(&mut Pages)) -> (Fake, Rc<Cell<u32>>) {
     let (is_changed, seen) = (Cell::new(false), Rc::new(Cell::new(0)));
     let counter = Rc::clone(&seen);

@@ -1,4 +1,4 @@
-//! How often a CRC is computed over each byte, by count: with the 32-bit guard and data digests once at either end, in both
+//! Counts how often a CRC is computed over each byte: with the 32-bit guard and data digests once at each end, in both
 //! directions; with other guards a second time.
 
 use crate::common::*;
@@ -17,7 +17,7 @@ fn type1(guard: GuardKind) -> PiFormat {
     PiFormat::with_default_storage_tag(guard, ProtectionType::Type1)
 }
 
-/// Bytes that the host moved, and bytes that it computed a CRC over.
+/// Bytes that the host transferred, and bytes over which it computed a CRC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Cost {
     moved: u64,
@@ -49,7 +49,7 @@ fn digests(protection: PiSource) -> Options {
     Options { data_digest: true, protection, ..options() }
 }
 
-/// Bytes of the tags that travel with so many blocks.
+/// Bytes of the tags transferred with this many blocks.
 fn tag_bytes(device: &impl Device, blocks: u64) -> u64 {
     blocks * device.geometry().protection.map_or(0, PiFormat::tuple_bytes) as u64
 }
@@ -65,7 +65,7 @@ fn tags_of_the_host_and_digests_take_one_pass_with_the_guard_of_the_digest_and_t
                 let tags = tag_bytes(&device, blocks);
                 let meter = Meter::start(&device);
                 write(&device, place, 1).await.unwrap();
-                // Whoever sealed the data has made a pass over it before; the digest adds that over the tags.
+                // The writer has made a pass over the data to compute tags; the digest needs only a pass over the tags.
                 let more = if guard == GuardKind::Crc32c { tags } else { data + tags };
                 assert_eq!(meter.cost(), Cost { moved: data + tags, summed: more }, "write {guard}");
                 let meter = Meter::start(&device);
@@ -110,7 +110,7 @@ fn without_tags_here_the_digest_is_the_only_pass() {
     });
 }
 
-/// A guard that was not compared with its data may be wrong, and so would be a digest combined from it.
+/// A guard that was not compared with its data may be wrong, and then a digest combined from it would be wrong too.
 #[test]
 fn guards_that_were_not_checked_vouch_for_nothing() {
     run(|| async {
@@ -119,7 +119,7 @@ fn guards_that_were_not_checked_vouch_for_nothing() {
         let device = open(&served, 1, digests(PiSource::Host)).await;
         let (place, blocks) = (extent(8, 3), 3);
         let all = blocks * (4096 + 16);
-        // Tags that switch checking off, with guards that fit nothing.
+        // Tags that disable checks, with guards that do not match.
         let data = pattern(3 * 4096, 9);
         let escaped = Unverified::new(data.clone(), Slice::copy_from(&[0xFF; 48]), SIZE, Some(format)).unwrap();
         let escaped: Sealed = escaped.verify(&Checks::full(format, place.start())).unwrap();
@@ -130,7 +130,7 @@ fn guards_that_were_not_checked_vouch_for_nothing() {
         let meter = Meter::start(&device);
         let back = read(&device, place).await.unwrap();
         assert_eq!((meter.cost(), &back.joined_data()[..]), (Cost { moved: all, summed: all }, &data[..]));
-        // Nobody has checked these either, and they are sent on.
+        // These are not checked either, and they are sent on.
         assert!(back.block_crcs().is_none());
         let meter = Meter::start(&device);
         let again = Request::write(place, back, Durability::Volatile);
@@ -140,7 +140,7 @@ fn guards_that_were_not_checked_vouch_for_nothing() {
     });
 }
 
-/// What was read with digest and guard is sealed, so that it is sent on without another pass.
+/// Data that were read with digest and guard have verified tags, so they are sent on without another pass.
 #[test]
 fn data_that_was_read_is_sent_on_without_a_pass() {
     run(|| async {
@@ -158,7 +158,7 @@ fn data_that_was_read_is_sent_on_without_a_pass() {
     });
 }
 
-/// Bytes that the target moved and checksummed for one request.
+/// Bytes that the target transferred and checksummed for one request.
 async fn at_target<T>(served: &Served, work: impl Future<Output = T>) -> (T, ChecksumStats) {
     let nqn = SUBNQN.parse().unwrap();
     let before = served.target.checksum_stats(&nqn).unwrap();
@@ -220,7 +220,7 @@ fn the_target_makes_and_checks_the_guard_of_the_digest_in_the_pass_of_the_digest
     });
 }
 
-/// Blocks that switch their checking off, and those that were never written, are sent with a digest of their bytes.
+/// Blocks whose tags disable checks, and those that were never written, are sent with a digest of their bytes.
 #[test]
 fn the_target_sums_what_nobody_checked() {
     run(|| async {

@@ -15,7 +15,8 @@ use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{sleep, spawn};
 use sealblock_units::BlockSize;
 
-/// A wire to a target that stops to carry what the host sends once it is cut, and then tells how each connection ended.
+/// A connection to a target that stops forwarding the host's bytes once it is cut, and then reports how each connection
+/// ended.
 #[derive(Clone, Default)]
 struct Wire {
     is_cut: Rc<Cell<bool>>,
@@ -91,7 +92,7 @@ fn commands_that_are_lost_are_not_sent_any_more() {
             assert!(matches!(error.kind(), ErrorKind::Unreachable { .. }), "{error}");
         }
         drop(device);
-        // The system closes what the tasks of the connection have let go.
+        // The system closes what the tasks of the connection have released.
         sleep(Duration::from_millis(100)).await;
         wire.is_read.set(true);
         while wire.ends.borrow().len() < 2 {

@@ -1,4 +1,4 @@
-//! Damage between this host and the target, without digests: the tags alone have to find it.
+//! Damage between this host and the target, without digests: only the tags can detect it.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr};
@@ -14,14 +14,14 @@ use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::spawn;
 use sealblock_units::BlockSize;
 
-/// The application tag by which the wire finds the tuple.
+/// The application tag by which this proxy finds the tuple.
 const MARK: [u8; 2] = [0xBE, 0xEF];
 const FILL: u8 = 0x11;
 
-/// What the wire does to the next tuple: inverts a bit in the byte this far from the application tag.
+/// The next damage: invert a bit in the byte at this distance from the application tag.
 type Flip = Rc<Cell<Option<isize>>>;
 
-/// A wire to `target` that damages what goes there.
+/// A proxy to `target` that damages data on the way there.
 fn damaging(target: SocketAddr, flip: &Flip) -> SocketAddr {
     let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 8).unwrap();
     let (address, flip) = (listener.local_addr().unwrap(), Rc::clone(flip));

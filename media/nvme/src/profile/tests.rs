@@ -225,7 +225,7 @@ fn a_namespace_that_was_resized_is_the_same_if_its_identifier_says_so() {
 }
 
 proptest::proptest! {
-    /// No page makes anything panic, and what is accepted has a geometry that can be used.
+    /// No page causes a panic, and whatever is accepted has a usable geometry.
     #[test]
     fn any_pages_are_understood_or_refused(
         bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 4096),

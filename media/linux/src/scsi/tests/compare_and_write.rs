@@ -1,11 +1,12 @@
-//! COMPARE AND WRITE: when it is used, what its answers mean, and that none is sent twice that may have been executed.
+//! COMPARE AND WRITE: when it is used, what the replies mean, and that it is never sent twice if it may have been
+//! executed.
 
 use sealblock_block::{Durability, Error, RequestKind};
 
 use super::*;
 
 impl Drive {
-    /// `None` if the kernel loses it on the way back.
+    /// `None` if the reply is lost.
     pub(super) fn compare_and_write(&self, blocks: &BlockCommand, data: &Transfer) -> Option<Answer> {
         let good = Answer { status: Status::GOOD, sense: None, host_status: 0, moved_bytes: 0 };
         if self.has(Habit::NoSwap) {
@@ -53,7 +54,7 @@ impl Drive {
 
 const KIND: RequestKind = RequestKind::CompareAndWrite;
 
-/// A drive that says that it compares and writes so many blocks at once.
+/// A drive that reports to compare and write this many blocks at once.
 fn swapping<F: Future<Output = ()>>(
     habits: &[Habit],
     protection: Option<ProtectionType>,
@@ -137,7 +138,7 @@ fn a_drive_compares_and_writes_only_if_it_says_so_and_refuses_what_is_not_there(
     for protection in [ProtectionType::Type1, ProtectionType::Type2, ProtectionType::Type3] {
         refused(&[], Some(protection), 1, "tags of this host cannot travel");
     }
-    // The kernel moves 64 KiB at once here: half of them are compared.
+    // The kernel transfers 64 KiB at once here: half of them are compared.
     swapping(&[], None, 255, |device| async move {
         assert_eq!(device.unwrap().info().max_compare_and_write_blocks, 64);
     });

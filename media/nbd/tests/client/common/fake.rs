@@ -1,4 +1,4 @@
-//! A server that replies as a script says, over sealblock's own core: wrong replies, but well formed bytes.
+//! A server that replies as a script specifies, on sealblock's own core: wrong replies, but well formed bytes.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -10,7 +10,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{pool, sleep, spawn};
 
-/// What a request is answered with.
+/// The reply to a request.
 pub enum Reply {
     /// This error.
     Fail(ErrorReply),
@@ -22,16 +22,16 @@ pub enum Reply {
     Close,
     /// These bytes, and nothing after them.
     Bytes(Vec<u8>),
-    /// Nothing, and nothing more is read of this connection until this is set.
+    /// Nothing, and nothing more is read from this connection until this is set.
     Hold(Rc<Cell<bool>>),
 }
 
-/// What the system receives beyond what was read: less than a large write.
+/// What the system buffers beyond what was read: less than a large write.
 const SOCKET_BYTES: usize = 64 << 10;
 
 type Script = dyn Fn(&Command) -> Option<Reply>;
 
-/// A fake that is being served, and what it was asked.
+/// A running fake server, and the requests that it received.
 pub struct Fake {
     pub address: SocketAddr,
     pub requests: Rc<Cell<usize>>,
@@ -54,7 +54,7 @@ pub fn export() -> Export {
     }
 }
 
-/// Serves an export on which everything succeeds and reads as zeroes, but for what `script` answers.
+/// Serves an export on which everything succeeds and reads as zeroes, except where `script` replies.
 pub fn serve(export: Export, script: impl Fn(&Command) -> Option<Reply> + 'static) -> Fake {
     let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! Our own server over loopback, with devices in memory behind it, and one that answers what a script says.
+//! Our own server over loopback, on devices in memory, and one that replies as a script specifies.
 pub mod fake;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -26,7 +26,7 @@ pub fn run<F: Future<Output = ()>>(test: impl Fn() -> F) {
     }
 }
 
-/// A server of ours that is being served.
+/// One of our servers while it runs.
 pub struct Served {
     pub server: Server,
     pub address: SocketAddr,
@@ -45,7 +45,7 @@ pub fn serve_at(address: SocketAddr, device: &Rc<MemoryDevice>) -> Served {
     Served { server, address, serving }
 }
 
-/// Serves a device where a listener is.
+/// Serves a device on this listener.
 pub fn serve_on(listener: Listener, device: &Rc<MemoryDevice>) -> (Server, JoinHandle<std::io::Result<()>>) {
     let gate = DynDevice::new("mem", Rc::clone(device));
     let shared = SharedDevice::publish(gate);
@@ -70,7 +70,7 @@ pub fn options() -> Options {
     }
 }
 
-/// As [`options`], without another attempt once a connection is lost.
+/// Like [`options`], without another attempt after a connection is lost.
 pub fn impatient() -> Options {
     Options { reconnect: Reconnect { attempts: 0, ..Reconnect::default() }, ..options() }
 }
@@ -125,7 +125,7 @@ pub async fn read(device: &impl Device, extent: Extent) -> Result<Sealed, Error>
     }
 }
 
-/// Whether these blocks hold what was written with this seed.
+/// True if these blocks contain what was written with this seed.
 pub async fn holds(device: &impl Device, extent: Extent, seed: u8) -> bool {
     read(device, extent).await.unwrap().joined_data()[..] == sealed(device, extent, seed).joined_data()[..]
 }

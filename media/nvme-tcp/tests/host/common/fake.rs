@@ -1,4 +1,4 @@
-//! A target that responds as a script says, over sealblock's own core: wrong completions, but well formed PDUs.
+//! A target that replies as a script specifies, on sealblock's own core: wrong completions, but well formed PDUs.
 
 use std::cell::{Cell, RefCell};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,14 +18,14 @@ use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{pool, spawn};
 use sealblock_units::BlockSize;
 
-/// What a command is answered with.
+/// The reply to a command.
 #[derive(Clone, Debug)]
 pub enum Reply {
     /// Success and this result.
     Done(u64),
     /// This status.
     Status(Status),
-    /// Success and these bytes, as many as the host takes.
+    /// Success and these bytes, as many as the host requests.
     Data(Vec<u8>),
     /// Nothing.
     Silence,
@@ -77,14 +77,14 @@ pub fn good() -> Pages {
     Pages { controller, namespace, nvm_namespace }
 }
 
-/// A fake that is being served, and what it was asked.
+/// A running fake target, and the commands that it received.
 pub struct Fake {
     pub address: SocketAddr,
     pub commands: Rc<Cell<usize>>,
     pub last_io: Rc<RefCell<Option<(u16, u16)>>>,
 }
 
-/// Serves `pages`, and what `script` answers instead.
+/// Serves `pages`, and the replies of `script` where it has any.
 pub fn serve(pages: Pages, script: impl Fn(&Asked) -> Option<Reply> + 'static) -> Fake {
     let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
     let address = listener.local_addr().unwrap();

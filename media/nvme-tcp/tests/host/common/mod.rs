@@ -1,4 +1,4 @@
-//! Our own target over loopback, with devices in memory behind it.
+//! Our own target over loopback, on devices in memory.
 
 pub mod fake;
 
@@ -28,7 +28,7 @@ pub fn run<F: Future<Output = ()>>(test: impl Fn() -> F) {
     }
 }
 
-/// A target that is being served.
+/// A running target.
 pub struct Served {
     pub target: Target,
     pub address: SocketAddr,
@@ -102,7 +102,7 @@ pub fn pattern(len: usize, seed: u8) -> Slice {
     Slice::copy_from(&bytes)
 }
 
-/// Blocks sealed as a writer of this device seals them.
+/// Blocks with tags as a writer of this device makes them.
 pub fn sealed(device: &impl Device, extent: Extent, seed: u8) -> Sealed {
     sealed_with(device, extent, seed, extent.start(), 0)
 }
