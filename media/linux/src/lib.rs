@@ -7,12 +7,12 @@
 //! reads and writes.
 //!
 //! Invariants:
-//! - - Nothing is written through a node that was opened for reading, whatever the process is permitted to do.
-//! - - Whatever the drive, sysfs or the kernel reports is checked before use, and an error names the request and who
+//! - Nothing is written through a node that was opened for reading, whatever the process is permitted to do.
+//! - Whatever the drive, sysfs or the kernel reports is checked before use, and an error names the request and who
 //!   failed it.
-//! - - A device that reports native Verify has executed a Verify since it was opened.
-//! - - For a device whose tags are transferred with ordinary reads, each opening tests that the kernel fills them in.
-//! - - Blocks are checked against their tags on arrival, whatever the drive checked before.
+//! - A device that reports native Verify has executed a Verify since it was opened.
+//! - For a device whose tags are transferred with ordinary reads, each opening tests that the kernel fills them in.
+//! - Blocks are checked against their tags on arrival, whatever the drive checked before.
 //! - After a change through passthrough the kernel's page cache has no older copy of the blocks.
 
 mod block_codec;

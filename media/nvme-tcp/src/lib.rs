@@ -6,11 +6,11 @@
 //!
 //! Invariants:
 //! - Every byte that a target sends is checked before use; no target can make this crate panic, loop or grow.
-//! - - Blocks are verified on arrival: this crate compares a [`sealblock_integrity::Sealed`] with its tags, whatever
+//! - Blocks are verified on arrival: this crate compares a [`sealblock_integrity::Sealed`] with its tags, whatever
 //!   the target checked before.
 //! - A request completes once: with its outcome, or with an error that names the command, its namespace and queue, and
 //!   the status. Every wait has a limit in [`Options`].
-//! - - A block is reported bad only after a command for it alone has failed, or this crate has compared its tags.
+//! - A block is reported bad only after a command for it alone has failed, or this crate has compared its tags.
 //! - A Flush does not make writes durable that were acknowledged before a connection was lost.
 //!
 //! One thread, so state is in cells. `queue` is one connection, `session` all connections to a controller,

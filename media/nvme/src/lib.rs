@@ -7,8 +7,8 @@
 //!
 //! Invariants:
 //! - Every field of a page is checked before use; no controller can make this crate panic, loop or grow.
-//! - - A block is reported bad only after a command for it alone has failed, or its tags were compared here.
-//! - - One table decides what the status of a command means.
+//! - A block is reported bad only after a command for it alone has failed, or its tags were compared here.
+//! - One table decides what the status of a command means.
 
 mod bad_block_search;
 mod checks;
