@@ -217,7 +217,7 @@ impl<'a> Session<'a> {
         (report.damage_count == report.findings.len() as u64).then(|| ranges.collect())
     }
 
-    /// Calls the observer after each [`STEP_BYTES`].
+    /// Calls the observer after each `STEP_BYTES`.
     pub async fn step(&self) -> Result<(), Stopped> {
         let bytes = self.progressed_bytes.get();
         if bytes < self.step_at.get() {
