@@ -298,6 +298,31 @@ impl Log {
     }
 }
 
+impl Log {
+    /// Writes the other copy of the last sector, if no commit joins it any more. After a checkpoint that covers this
+    /// sector, it alone may show that the log is there: an empty log is told from a lost one by the sector before its
+    /// start. Durable with the next sync.
+    pub async fn write_closed_copy<M: Medium>(&self, medium: &M) {
+        if self.mutation.is(Mutation::JoinTaken) {
+            // An injected fault: the next commit joins the sector all the same.
+            return;
+        }
+        let closed = self.last.borrow().clone().filter(|last| last.is_closed && !last.has_no_second_copy);
+        let Some((last, region)) = closed.and_then(|last| last.only_in.map(|region| (last, region))) else { return };
+        let bytes = padded(medium, &last.bytes, last.bytes.len());
+        let written = medium.write(self.layout.log_sector_offset(last.sequence, region + 1), bytes).await;
+        if let Err(error) = &written {
+            tracing::warn!(%error, "cannot write the second copy of a log sector that a checkpoint covers");
+        }
+        if let Some(now) = self.last.borrow_mut().as_mut().filter(|now| now.sequence == last.sequence) {
+            match written {
+                Ok(()) => now.only_in = None,
+                Err(_) => now.has_no_second_copy = true,
+            }
+        }
+    }
+}
+
 impl LastSector {
     /// True if map entries of these blocks may be added. Two entries of one block would have the same generation.
     fn has_room_for(&self, blocks: &[(u64, u64)], layout: &Layout, mutation: Mutation) -> bool {

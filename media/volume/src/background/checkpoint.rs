@@ -100,6 +100,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.new_groups.set(0);
         self.block_map.patches.take();
         let target = self.log.take_applied();
+        self.log.write_closed_copy(&self.medium).await;
         let pages = self.block_map.to_write();
         self.initialize_groups(&pages).await?;
         let writes = pages.iter().map(|&number| self.block_map.write(&self.medium, number, target));

@@ -102,6 +102,40 @@ fn all() -> Extent {
 }
 
 #[test]
+fn an_empty_log_is_not_taken_for_lost_where_one_copy_of_the_sector_before_it_is_damaged() {
+    for commits in 1..6 {
+        let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+        let rig = Rig::open(&medium, false).unwrap();
+        for seed in 0..commits {
+            // A small commit has one copy; the checkpoint after it comes before the second one is due.
+            rig.write(seed, &pattern(seed, 4096)).unwrap();
+            rig.flush().unwrap();
+        }
+        rig.gate.device().checkpoints.request();
+        rig.idle();
+        let (tail, layout) = (rig.gate.device().log.tail.get(), rig.gate.device().layout);
+        assert_eq!(rig.gate.device().log.next.get(), tail, "the log is empty, and in use");
+        drop(rig);
+        let place = |region| {
+            let from = layout.log_sector_offset(tail - 1, region) as usize;
+            from..from + 512
+        };
+        for region in [0, 1] {
+            let damaged = medium.copy();
+            damaged.bytes.borrow_mut()[place(region)].fill(0);
+            let rig = opened(&damaged, false, false)
+                .unwrap_or_else(|error| panic!("{commits} commits, region {region}: {error}"));
+            assert_eq!(freshness(&rig), Freshness::Current);
+            (0..commits).for_each(|seed| assert_eq!(rig.read(seed, 1).unwrap(), pattern(seed, 4096)));
+        }
+        // Twin: without both copies nothing shows that the log is there.
+        let damaged = medium.copy();
+        [0, 1].iter().for_each(|region| damaged.bytes.borrow_mut()[place(*region)].fill(0));
+        assert!(opened(&damaged, false, false).is_err());
+    }
+}
+
+#[test]
 fn a_log_in_use_that_is_gone_is_refused_and_where_that_is_accepted_it_is_told_and_nothing_is_written() {
     for (has_checkpoint, what) in [false, true].into_iter().flat_map(|at| KINDS.map(|what| (at, what))) {
         let crashed = InUse::new(has_checkpoint);
