@@ -32,6 +32,73 @@ fn every_command_has_help_with_an_example() {
     }
 }
 
+/// The words of a line of a shell, up to its comment; quotes may stand around parts of words.
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    for char in line.chars() {
+        match (char, quote) {
+            ('#', None) if word.is_none() => break,
+            (' ', None) => words.extend(word.take()),
+            ('\'' | '"', None) => {
+                quote = Some(char);
+                word.get_or_insert_default();
+            }
+            (char, Some(open)) if char == open => quote = None,
+            (char, _) => word.get_or_insert_default().push(char),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+/// What is typed in the documents and is a command of this program: the words behind its name.
+fn commands(line: &str) -> Vec<Vec<String>> {
+    const NAMES: [&[&str]; 3] = [&["sealblock"], &["target/release/sealblock"], &["cargo", "run", "--release", "--"]];
+    let words = words(line);
+    let commands = words.split(|word| ["|", "&&", "||", "&", ";"].contains(&word.as_str()));
+    let typed = commands.filter_map(|command| {
+        // What stands before the name: `sudo -u USER`, and settings of variables.
+        let name = NAMES.iter().find_map(|name| {
+            let at = command.windows(name.len()).position(|words| words == *name)?;
+            let is_setting = |word: &String| word.contains('=') || word.starts_with("sudo") || word.starts_with('-');
+            command[..at].iter().all(|word| is_setting(word) || command[0] == "sudo").then_some(at + name.len())
+        })?;
+        let is_redirected =
+            |word: &String| word.trim_start_matches(|char: char| char.is_ascii_digit()).starts_with(['<', '>']);
+        let end = command.iter().position(is_redirected).unwrap_or(command.len());
+        Some(command[name..end].to_vec())
+    });
+    // What is left out in the document, or filled in by the shell, cannot be parsed here.
+    typed.filter(|words| !words.iter().any(|word| word.contains("...") || word.contains('$'))).collect()
+}
+
+#[test]
+fn every_command_in_the_documents_is_one() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let folders = ["", "docs", "docs/formats", "docs/decisions", "packaging"].map(|folder| root.join(folder));
+    let files = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path());
+    let mut parsed = 0;
+    for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "md")) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for line in text.lines().filter_map(|line| line.trim_start().strip_prefix("$ ")) {
+            for words in commands(line) {
+                let command = Cli::try_parse_from(std::iter::once("sealblock".to_owned()).chain(words));
+                if let Err(error) = command.map(Cli::into_command) {
+                    assert!(!error.use_stderr(), "{}: {line}\n{error}", file.display());
+                }
+                parsed += 1;
+            }
+        }
+    }
+    assert!(parsed > 150, "only {parsed} commands were found");
+    // Twin: what is no command is refused.
+    assert!(parse("verify v --repairs").is_err_and(|error| error.use_stderr()));
+    let [typed] = &commands("sudo -u sealblock sealblock create 'a b' --size 1GiB > out   # comment")[..] else {
+        panic!("one command")
+    };
+    assert_eq!(typed.join("|"), "create|a b|--size|1GiB");
+}
+
 #[test]
 fn create_has_its_defaults() {
     let Command::Create(create) = good("create v --size 1GiB") else { panic!("another command") };

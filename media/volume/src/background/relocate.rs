@@ -199,11 +199,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.locate(place).await?;
         }
         taken.commit();
-        let first = self.notes.asked.get();
-        for ((_, read), pbn) in blocks.iter().zip(pbns) {
-            self.enter_moved(group, MapEntry { pbn, ..*read }.into(), read.pbn);
-        }
-        self.entered(first).await
+        let entries = blocks.iter().zip(pbns).map(|((_, read), pbn)| (MapEntry { pbn, ..*read }, read.pbn));
+        let pending = entries.map(|(entry, from)| self.enter_moved(group, entry.into(), from)).sum();
+        self.entered(pending).await
     }
 
     /// An injected fault: a map entry is made to fit the data.

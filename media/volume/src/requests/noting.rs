@@ -53,23 +53,26 @@ enum Step {
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Submits the map entries of a change whose data are written. [`Volume::entered`] puts them into the memtable.
-    pub(crate) fn enter(&self, group: u64, entries: MapEntryRun, data_crc: u32) {
-        self.ask(Pending { group, entries, data_crc, moved_from: None, is_dropped: false });
+    /// Submits the map entries of a change whose data are written. [`Volume::entered`] puts them into the memtable, and
+    /// is awaited at once. Returns 1 if that is still to be done, otherwise 0.
+    pub(crate) fn enter(&self, group: u64, entries: MapEntryRun, data_crc: u32) -> u64 {
+        self.ask(Pending { group, entries, data_crc, moved_from: None, is_dropped: false })
     }
 
     /// The same for a block that was moved away from physical block `from`.
-    pub(crate) fn enter_moved(&self, group: u64, entry: MapEntryRun, from: u32) {
-        self.ask(Pending { group, entries: entry, data_crc: 0, moved_from: Some(from), is_dropped: false });
+    pub(crate) fn enter_moved(&self, group: u64, entry: MapEntryRun, from: u32) -> u64 {
+        self.ask(Pending { group, entries: entry, data_crc: 0, moved_from: Some(from), is_dropped: false })
     }
 
-    fn ask(&self, pending: Pending) {
+    fn ask(&self, pending: Pending) -> u64 {
         if self.notes.way.get() != Way::Noted {
             self.put(pending);
-            return self.commits.schedule();
+            self.commits.schedule();
+            return 0;
         }
         self.notes.asked.set(self.notes.asked.get() + 1);
         self.notes.pending.borrow_mut().push_back(pending);
+        1
     }
 
     /// Puts map entries into the memtable.
@@ -94,15 +97,16 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         now.is_some_and(|now| now.pbn == from) || self.mutation.is(Mutation::MoveOverNewer)
     }
 
-    /// Waits until all map entries that were given to [`Volume::enter`] so far are noted and in the memtable. Those from number `first`
-    /// on are the caller's: if it is dropped meanwhile, they are given up.
-    pub(crate) async fn entered(&self, first: u64) -> Result<(), Error> {
+    /// Waits until all map entries that were given to [`Volume::enter`] so far are noted and in the memtable. The last
+    /// `own` of them are the caller's: if it is dropped meanwhile, they are given up. So nothing is awaited between the
+    /// two.
+    pub(crate) async fn entered(&self, own: u64) -> Result<(), Error> {
         let (notes, asked) = (&self.notes, self.notes.asked.get());
         if self.mutation.is(Mutation::NoteLate) && asked - notes.done.get() < 8 {
             // An injected fault: changes complete before they are noted.
             return Ok(());
         }
-        let _entering = Entering { volume: self, numbers: first..asked };
+        let _entering = Entering { volume: self, numbers: asked - own..asked };
         while notes.done.get() < asked {
             if notes.is_led.replace(true) {
                 notes.changed.wait_until(|| notes.done.get() >= asked || !notes.is_led.get()).await;

@@ -74,9 +74,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if self.mutation.is(Mutation::NoteEarly) {
             // An injected fault: blocks are noted and in the memtable before their data have arrived.
             let sealed = WrittenBlocks { data: data.clone().into_sealed(), extras: Vec::new() };
-            let first = self.notes.asked.get();
-            self.entry(group, extent, &sealed, taken.runs());
-            self.entered(first).await?;
+            let pending = self.entry(group, extent, &sealed, taken.runs());
+            self.entered(pending).await?;
             let written = self.write_runs(group, taken.runs(), data).await;
             taken.commit();
             return written.map_err(Error::from);
@@ -91,10 +90,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         };
         match written {
             Ok(written) => {
-                let first = self.notes.asked.get();
-                self.entry(group, extent, &written, taken.runs());
+                let pending = self.entry(group, extent, &written, taken.runs());
                 taken.commit();
-                self.entered(first).await
+                self.entered(pending).await
             }
             Err(error) => {
                 // Every write has ended, and no map entry names the physical blocks.
@@ -214,18 +212,20 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Puts the map entries of written blocks into the memtable, and frees the physical blocks of the map entries that
-    /// they replace there.
-    fn entry(&self, group: u64, extent: Extent, written: &WrittenBlocks, runs: &[Run]) {
+    /// they replace there. Returns how many of them are pending, for [`Volume::entered`].
+    fn entry(&self, group: u64, extent: Extent, written: &WrittenBlocks, runs: &[Run]) -> u64 {
         let WrittenBlocks { data, extras } = written;
         let pbns = runs.iter().flat_map(|&(start, len)| start..start + len);
-        for (at, ((lba, block), pbn)) in extent.iter().zip(data.iter()).zip(pbns).enumerate() {
+        let blocks = extent.iter().zip(data.iter()).zip(pbns).enumerate();
+        let enter = |(at, ((lba, block), pbn))| {
             let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, ..MapEntry::deallocated(lba) };
             let extras = extras.get(at).copied().unwrap_or_else(|| self.extras(block, data.has_verified_guards()));
             extras.fill(&mut entry, block.1);
             // If the guard does not match, it cannot show whether the data arrived.
             let data_crc = if entry.guard_unverified { guard::crc32c(block.0) } else { 0 };
-            self.enter(group, entry.into(), data_crc);
-        }
+            self.enter(group, entry.into(), data_crc)
+        };
+        blocks.map(enter).sum()
     }
 
     /// Fills in the tuple of a map entry from a block and its tuple. The guard is known to match if `is_verified`.
@@ -343,11 +343,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.prepare_notes(group).await?;
         self.wait_for_room().await?;
         // Blocks may have changed meanwhile.
-        let first = self.notes.asked.get();
-        for run in unlike().await? {
-            self.enter(group, run, 0);
-        }
-        Box::pin(self.entered(first)).await
+        let pending = unlike().await?.into_iter().map(|run| self.enter(group, run, 0)).sum();
+        Box::pin(self.entered(pending)).await
     }
 
     /// Lets other requests run, after a number of blocks.
