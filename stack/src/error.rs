@@ -43,6 +43,7 @@ pub struct StackError {
     advice: Option<String>,
     is_reported: bool,
     is_lasting: bool,
+    is_of_known_volume: bool,
 }
 
 impl StackError {
@@ -56,6 +57,7 @@ impl StackError {
             advice: None,
             is_reported: false,
             is_lasting: false,
+            is_of_known_volume: false,
         }
     }
 
@@ -122,6 +124,17 @@ impl StackError {
     #[must_use]
     pub fn lasting(self) -> StackError {
         StackError { is_lasting: true, ..self }
+    }
+
+    /// The same, marked as that of a volume that is there and cannot be opened.
+    #[must_use]
+    pub fn of_known_volume(self) -> StackError {
+        StackError { is_of_known_volume: true, ..self }
+    }
+
+    /// True if a volume is there and cannot be opened: what its reserved area says is lost with it.
+    pub const fn is_of_known_volume(&self) -> bool {
+        self.is_of_known_volume
     }
 
     /// True if a retry cannot succeed.

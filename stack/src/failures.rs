@@ -89,10 +89,12 @@ pub fn volume_error(doing: &str, error: &VolumeError) -> StackError {
             "convert it with `sealblock create NEW --size SIZE` on a medium with such sectors and `sealblock copy VOLUME NEW`; `verify`, `copy`, `rescue` and `serve --read-only` can read it as it is",
         ),
         VolumeError::Truncated { .. } => StackError::new(Cause::Unsuitable, doing, error)
+            .of_known_volume()
             .advise("`sealblock rescue VOLUME TO` copies out the remaining blocks"),
         VolumeError::Identity(IdentityError::Foreign { .. }) => StackError::new(Cause::Damaged, doing, error)
+            .of_known_volume()
             .advise("`sealblock rescue VOLUME TO` finds the remaining blocks without them"),
-        VolumeError::Identity(_) => StackError::new(Cause::Damaged, doing, error).advise(
+        VolumeError::Identity(_) => StackError::new(Cause::Damaged, doing, error).of_known_volume().advise(
             "`sealblock rescue --identity UUID VOLUME TO` treats it as that volume and copies out the blocks that verify",
         ),
         VolumeError::LogDamaged { .. } | VolumeError::RolledBack { .. } => StackError::new(Cause::Older, doing, error).advise(

@@ -184,7 +184,9 @@ fn usable(
     probed: Vec<Result<ReplicaProbe, MirrorError>>,
 ) -> Result<(Vec<ReplicaProbe>, usize), MirrorError> {
     let is_labelled = probed.iter().any(|found| found.as_ref().is_ok_and(|found| found.label().is_some()));
-    let (mut usable, mut lost_labels) = (Vec::with_capacity(probed.len()), 0);
+    let lost_with_device = sources.iter().filter(|source| source.device.is_err() && source.has_lost_label).count();
+    let (mut usable, mut lost_labels) =
+        (Vec::with_capacity(probed.len()), if is_labelled { lost_with_device } else { 0 });
     for (source, found) in sources.iter_mut().zip(probed) {
         let reason = match found {
             Ok(ReplicaProbe::Labelled(label)) if let Some(unfit) = why_unfit(source, &label) => {
@@ -421,7 +423,7 @@ fn existing_replicas(sources: Vec<ReplicaSource>, indices: &[usize], label: &mut
         let (number, source) = given.unwrap_or_else(|| {
             next_number += 1;
             let device = Err("it was not given".to_owned());
-            (next_number - 1, ReplicaSource { name: default_name(index), device, reopen: None })
+            (next_number - 1, ReplicaSource { name: default_name(index), device, has_lost_label: false, reopen: None })
         });
         let was_current = record.state == ReplicaState::InSync;
         set_initial_state(record, source.device.is_ok(), dirty);

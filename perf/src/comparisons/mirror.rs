@@ -56,6 +56,7 @@ impl Setup {
         let source = |replica: &DynDevice| ReplicaSource {
             name: "replica".to_owned(),
             device: Ok(replica.clone()),
+            has_lost_label: false,
             reopen: None,
         };
         let options = OpenOptions { is_read_only: false, accepts_lost_label: false, random: IDENTITY };

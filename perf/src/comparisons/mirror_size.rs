@@ -144,6 +144,7 @@ impl OpenMirror {
         let source = |replica: &DynDevice| ReplicaSource {
             name: "replica".to_owned(),
             device: Ok(replica.clone()),
+            has_lost_label: false,
             reopen: None,
         };
         let mut random = IDENTITY;

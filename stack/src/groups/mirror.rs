@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use sealblock_block::{Device, DynDevice, ErrorKind, WhyOlder};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::label::name::MirrorName;
-use sealblock_layers_mirror::{Answered, CreateOptions, MirrorInfo, OpenOptions, open_beside_lost};
+use sealblock_layers_mirror::{Answered, CreateOptions, MirrorInfo, OpenOptions, ReplicaSource, open_beside_lost};
 
 use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, mirror_error, replica_error};
 use crate::error::{Cause, StackError};
@@ -77,6 +77,7 @@ async fn put_together(
 ) -> Result<OpenTarget, StackError> {
     let (mut sources, mut info, mut here) = (Vec::new(), Vec::new(), Vec::new());
     for (replica, opened) in replicas.iter().zip(opened) {
+        let has_lost_label = opened.as_ref().is_err_and(StackError::is_of_known_volume);
         let device = match opened {
             Ok((stack, of)) => {
                 info.push(of);
@@ -87,7 +88,7 @@ async fn put_together(
             // An invalid target, or a file in use by another process, is an error and not an offline replica.
             Err(failure) => return Err(failure),
         };
-        sources.push(replica.source(device));
+        sources.push(ReplicaSource { has_lost_label, ..replica.source(device) });
     }
     let accepts_lost_label = access == Access::WriteWithoutLabel;
     let options = OpenOptions { is_read_only: !access.writes(), accepts_lost_label, random: new_uuid()? };

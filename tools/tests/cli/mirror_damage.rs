@@ -435,6 +435,36 @@ fn older_content_beside_a_lost_label_is_never_served_in_silence() {
 }
 
 #[test]
+fn a_replica_whose_file_was_cut_off_may_have_marked_the_others() {
+    let place = Place::with_runtime("syscalls");
+    let older = filled(&place, 512);
+    // `b` is away while `a` is written, and knows nothing of it.
+    place.write("data", &noise(8, 512 * BLOCK));
+    rename(&place, "b", "away");
+    place.run("copy data mirror:a,b").ends_with(4);
+    rename(&place, "away", "b");
+    let whole = |name: &str| std::fs::metadata(place.path(name)).unwrap().len();
+    let cut = |name: &str| place.set_len(name, whole(name) - BLOCK as u64);
+    let copy_of_a = place.read("a");
+    cut("a");
+    for target in ["mirror:a,b", "mirror:b,a"] {
+        place.run(&format!("copy {target} out")).ends_with(4);
+        assert!(place.read("out") == older);
+        let json = place.run(&format!("info {target} --json")).ends_with(4).json();
+        assert_eq!(json["may_be_older"], "label_lost");
+        place.run(&format!("zero {target} --range 0")).fails(3, &["may be older", "--force"]);
+        place.run(&format!("mirror remove {target} a")).fails(3, &["may be older", "--force"]);
+    }
+    // Twin: without the end of a replica that lacks the changes, those are there.
+    place.write("a", &copy_of_a);
+    cut("b");
+    for target in ["mirror:a,b", "mirror:b,a"] {
+        place.run(&format!("copy {target} out")).succeeds();
+        assert!(place.read("out") == place.read("data"));
+    }
+}
+
+#[test]
 fn a_member_of_a_stripe_with_the_label_of_another_volume_is_named_and_a_mirror_goes_on_without_the_stripe() {
     let place = Place::with_runtime("syscalls");
     let data = noise(5, 512 * BLOCK);

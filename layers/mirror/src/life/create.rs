@@ -192,7 +192,7 @@ async fn finish<C: Clock>(
         if !matches!(candidates[at].probe, ReplicaProbe::Labelled(_)) {
             candidates[at].check(&source.name, options.force, true, &[])?;
             let (device, reopen) = (source.device.clone(), source.reopen.take());
-            unlabelled.push(ReplicaSource { name: source.name.clone(), device, reopen });
+            unlabelled.push(ReplicaSource { name: source.name.clone(), device, has_lost_label: false, reopen });
         }
     }
     let opened = open_with_hooks(

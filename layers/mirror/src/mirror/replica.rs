@@ -31,6 +31,8 @@ pub struct ReplicaSource {
     pub name: String,
     /// The device behind its gate, or why it cannot be opened.
     pub device: Result<DynDevice, String>,
+    /// The device is there and cannot be opened, and its label is lost with it.
+    pub has_lost_label: bool,
     /// How to open it again.
     pub reopen: Option<Reopen>,
 }

@@ -98,6 +98,7 @@ fn mirror_of(disks: &[Rc<Disk>; 2], hooks: TestHooks) -> TestMirror {
     let source = |disk: &Rc<Disk>| ReplicaSource {
         name: "disk".to_owned(),
         device: Ok(DynDevice::new("disk", Shared(disk.clone()))),
+        has_lost_label: false,
         reopen: None,
     };
     let options = OpenOptions { is_read_only: false, accepts_lost_label: false, random: random() };

@@ -107,6 +107,7 @@ pub async fn open_group(
     let source = |(number, device): (usize, &Result<DynDevice, String>)| ReplicaSource {
         name: replica_name(number),
         device: device.clone(),
+        has_lost_label: false,
         reopen: None,
     };
     let sources = replicas.iter().enumerate().map(source).collect();
