@@ -94,7 +94,11 @@ fn a_cut_off_replica_is_replaced_by_the_commands_that_are_advised() {
     place.run("create b --size 1MiB --guard crc64 --type 3 --block-size 512").succeeds();
     place.run("mirror create a b").succeeds();
     place.set_len("b", 4096);
-    let refused = place.run("mirror replace mirror:a,b b");
+    // Its label is lost with it, and may have said that the other one is out of sync.
+    place
+        .run("mirror replace mirror:a,b b")
+        .fails(3, &["cut off", "may be older", "mirror replace mirror:a,b b --force"]);
+    let refused = place.run("mirror replace mirror:a,b b --force");
     refused.fails(3, &["cut off", "makes it a blank volume that fits; then repeat the command"]);
     let advice = refused.stderr.split("try: `sealblock ").nth(1).unwrap().split('`').next().unwrap();
     place.run(advice).succeeds();
