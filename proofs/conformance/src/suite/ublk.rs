@@ -406,7 +406,7 @@ for target in "crc32c 512" "crc16 4096" "none 4096"; do
   attach v --pi $guard
   sealblock info $disk --json >json
   grep -q '"travel": *true' json && grep -q "\"profile\": *\"$profile\"" json || { cat json; fail "tags do not travel"; }
-  sealblock info $disk | grep -q 'of this host with ordinary reads and writes' || fail "it does not say that tags travel"
+  sealblock info $disk | grep -q 'on this host, with ordinary reads and writes' || fail "it does not say that tags travel"
   sealblock copy eight $disk
   sealblock verify $disk --json >json
   grep -q '"checked": *"seals"' json && grep -q '"offloaded": *false' json || { cat json; fail "tags were not checked"; }
