@@ -96,10 +96,11 @@ pub struct ConnectedHost {
 }
 
 impl Target {
-    /// The hosts that are connected now, in the order of their controllers. Hosts of the discovery subsystem are not
-    /// included.
+    /// The hosts that are connected now, in the order of their controllers, and then hosts whose last commands may still
+    /// be executed: a command of a host that is not in this list cannot overtake one that arrives from now on. Hosts of
+    /// the discovery subsystem are not included.
     pub fn connected_hosts(&self) -> Vec<ConnectedHost> {
-        let controllers = self.0.controllers();
+        let controllers = self.0.unfenced_controllers();
         let users = controllers.iter().filter(|controller| !controller.is_discovery);
         users
             .map(|controller| ConnectedHost {

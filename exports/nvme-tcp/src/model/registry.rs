@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::Budget;
@@ -49,6 +49,8 @@ struct SubsystemList {
 struct Controllers {
     by_id: BTreeMap<u16, Arc<Controller>>,
     last: u16,
+    /// Controllers that were removed, in case some of their I/O queues are not fenced yet.
+    ending: Vec<Weak<Controller>>,
 }
 
 impl TargetState {
@@ -130,7 +132,22 @@ impl TargetState {
     }
 
     pub(crate) fn remove_controller(&self, id: u16) {
-        let controller = self.controllers.lock().by_id.remove(&id);
+        let mut controllers = self.controllers.lock();
+        let controller = controllers.by_id.remove(&id);
+        controllers.ending.retain(|ending| ending.strong_count() > 0);
+        controllers.ending.extend(controller.as_ref().map(Arc::downgrade));
+        drop(controllers);
         drop(controller);
+    }
+
+    /// All controllers of which a command may still be executed before requests of other hosts that arrive later: those
+    /// that exist, and those that ended while an I/O queue had not been read to its end.
+    pub(crate) fn unfenced_controllers(&self) -> Vec<Arc<Controller>> {
+        let controllers = self.controllers.lock();
+        let mut all: Vec<_> = controllers.by_id.values().cloned().collect();
+        let ended = controllers.ending.clone();
+        drop(controllers);
+        all.extend(ended.iter().filter_map(Weak::upgrade).filter(|controller| controller.has_io_queues()));
+        all
     }
 }

@@ -333,9 +333,12 @@ fn what_lies_unread_on_a_path_that_was_closed_undoes_nothing() {
         });
         sleep(Duration::from_millis(200)).await;
         assert!(!newer.is_finished(), "the write waits for the end of the other path");
+        assert_eq!(spread.target.controllers(&nqn()), 1);
+        assert_eq!(spread.target.connected_hosts().len(), 2, "what the other one sent may still be executed");
         drop(stalled);
         let mut here = newer.await.unwrap();
         connections(&spread.target, 4).await;
+        assert_eq!(spread.target.connected_hosts().len(), 1);
         assert_reads(&mut here, 1, 0, 2, 1).await;
     });
 }
