@@ -105,9 +105,11 @@ fn after_an_unread_write(served: &Served, mut here: Client, mut there: Client) -
     here.stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let _ = here.stream.peek(&mut [0]);
     here.stream.set_read_timeout(Some(LATE)).unwrap();
+    assert_eq!(served.server.clients().len(), 2, "what the other one sent may still be executed");
     drop(stalled);
     assert_eq!(here.receive().0, newer);
     served.wait_for_connections(1);
+    assert_eq!(served.server.clients().len(), 1);
     here.read(0, BLOCK)
 }
 
