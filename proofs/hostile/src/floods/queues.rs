@@ -34,6 +34,16 @@ pub(super) struct Busy {
     pub(super) failed: Arc<AtomicU64>,
 }
 
+/// The lowest priority, as in `nice(1)`.
+const LAST: i32 = 19;
+
+/// Gives this thread only the time that no other thread needs: a flood stands for hosts that have CPUs of their own, so
+/// it must not take the server's.
+fn yield_to_others() -> Result<()> {
+    // On Linux, a priority set by a thread's identifier is that of this thread alone.
+    Ok(rustix::process::setpriority_process(Some(rustix::thread::gettid()), LAST)?)
+}
+
 /// The queues of a flood, and the threads that keep them busy.
 #[derive(Default)]
 pub struct Queues {
@@ -57,7 +67,10 @@ impl Queues {
     ) {
         let busy = self.busy.clone();
         self.cuts.push(Box::new(cut));
-        self.threads.push(thread::spawn(move || work(&busy)));
+        self.threads.push(thread::spawn(move || {
+            yield_to_others()?;
+            work(&busy)
+        }));
     }
 
     /// Commands that completed so far.
