@@ -186,6 +186,7 @@ mod tests {
 
     use super::*;
     use crate::cli::Cli;
+    use crate::cli::tests::typed_commands;
 
     const TEXT: &str = "Example:\n  a b        # a remark\n  c\n\nWords that\nare filled:\n  one    1\n  four   4, and more\n         of it\n\nEnd.";
 
@@ -261,24 +262,17 @@ mod tests {
             let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let parts = parts_of(&text);
             let examples = parts.iter().filter_map(|part| match part {
-                Part::Example(line) => Some(
-                    line.split("  #")
-                        .next()
-                        .unwrap_or_default()
-                        .replace("uuid:...", "uuid:9c323d42-bc01-804a-bf48-4199606eb519"),
-                ),
+                Part::Example(line) => Some(line.replace("uuid:...", "uuid:9c323d42-bc01-804a-bf48-4199606eb519")),
                 _ => None,
             });
             let mut own = 0;
-            for line in
-                examples.flat_map(|line| line.split(" && ").map(|one| one.trim().to_owned()).collect::<Vec<_>>())
-            {
-                let line = line.split(['|', '>']).next().unwrap_or_default();
-                own += usize::from(line.starts_with(&name));
+            for words in examples.flat_map(|line| typed_commands(&line)) {
+                let line = ["sealblock".to_owned()].into_iter().chain(words).collect::<Vec<_>>();
+                own += usize::from(line.join(" ").starts_with(&name));
                 // The files of a filesystem's name have to be there.
-                let error = Cli::try_parse_from(line.split_whitespace()).err().map(|error| error.to_string());
+                let error = Cli::try_parse_from(&line).err().map(|error| error.to_string());
                 let error = error.filter(|error| !error.contains("no prefix of"));
-                assert_eq!(error, None, "{name}: {line}");
+                assert_eq!(error, None, "{name}: {line:?}");
             }
             assert!(own > 0, "{name} has no example");
         }

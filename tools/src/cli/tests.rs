@@ -32,27 +32,16 @@ fn every_command_has_help_with_an_example() {
     }
 }
 
-/// The words of a line of a shell, up to its comment; quotes may stand around parts of words.
+/// The words of a line of a shell, up to its comment.
 fn words(line: &str) -> Vec<String> {
-    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
-    for char in line.chars() {
-        match (char, quote) {
-            ('#', None) if word.is_none() => break,
-            (' ', None) => words.extend(word.take()),
-            ('\'' | '"', None) => {
-                quote = Some(char);
-                word.get_or_insert_default();
-            }
-            (char, Some(open)) if char == open => quote = None,
-            (char, _) => word.get_or_insert_default().push(char),
-        }
-    }
-    words.extend(word);
+    let mut words = crate::commands::complete::words(line);
+    words.truncate(words.iter().position(|word| word.starts_with('#')).unwrap_or(words.len()));
+    words.pop_if(|word| word.is_empty());
     words
 }
 
-/// What is typed in the documents and is a command of this program: the words behind its name.
-fn commands(line: &str) -> Vec<Vec<String>> {
+/// The commands of this program in a line of a shell: the words behind its name.
+pub(super) fn typed_commands(line: &str) -> Vec<Vec<String>> {
     let names = ["sealblock", "target/release/sealblock", "cargo run --release --"].map(words);
     let words = words(line);
     let commands = words.split(|word| ["|", "&&", "||", "&", ";"].contains(&word.as_str()));
@@ -85,7 +74,7 @@ fn every_command_in_the_documents_is_one() {
     for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "md")) {
         let text = std::fs::read_to_string(&file).unwrap();
         for line in text.lines().filter_map(|line| line.trim_start().strip_prefix("$ ")) {
-            for words in commands(line) {
+            for words in typed_commands(line) {
                 let command = Cli::try_parse_from(std::iter::once("sealblock".to_owned()).chain(words));
                 if let Err(error) = command.map(Cli::into_command) {
                     // Help and versions are no errors, and the files are not there.
@@ -99,7 +88,7 @@ fn every_command_in_the_documents_is_one() {
     assert!(parsed > 150, "only {parsed} commands were found");
     // Twin: what is no command is refused.
     assert!(parse("verify v --repairs").is_err_and(|error| error.use_stderr()));
-    let [typed] = &commands("sudo -u sealblock sealblock create 'a b' --size 1GiB > out   # comment")[..] else {
+    let [typed] = &typed_commands("sudo -u sealblock sealblock create 'a b' --size 1GiB > out   # comment")[..] else {
         panic!("one command")
     };
     assert_eq!(typed.join("|"), "create|a b|--size|1GiB");

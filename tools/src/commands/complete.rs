@@ -130,7 +130,7 @@ fn running_servers() -> Vec<ServerStatus> {
 }
 
 /// The words of a line, as a shell parts them; the last one is what is being typed.
-fn words(line: &str) -> Vec<String> {
+pub(crate) fn words(line: &str) -> Vec<String> {
     let (mut words, mut quote, mut chars) = (vec![String::new()], None, line.chars());
     while let Some(c) = chars.next() {
         let word = words.last_mut().expect("there is one from the start");
