@@ -285,20 +285,13 @@ impl Log {
             return Ok(());
         };
         LogSector::set_durable_seq(&mut last.bytes, self.seed, last.sequence + 1);
-        let bytes = padded(medium, &last.bytes, last.bytes.len());
-        let place = self.layout.log_sector_offset(last.sequence, last.only_in.unwrap_or(last.sequence) + 1);
-        if let Err(error) = medium.write(place, bytes).await {
-            tracing::warn!(%error, "cannot write the second copy of the last log sector");
-            self.last.borrow_mut().iter_mut().for_each(|last| last.has_no_second_copy = true);
-            return Ok(());
+        if self.write_copy(medium, &last).await {
+            medium.sync().await?;
+            *self.last.borrow_mut() = None;
         }
-        medium.sync().await?;
-        *self.last.borrow_mut() = None;
         Ok(())
     }
-}
 
-impl Log {
     /// Writes the other copy of the last sector, if no commit joins it any more. After a checkpoint that covers this
     /// sector, it alone may show that the log is there: an empty log is told from a lost one by the sector before its
     /// start. Durable with the next sync.
@@ -307,18 +300,29 @@ impl Log {
             // An injected fault: the next commit joins the sector all the same.
             return;
         }
-        let closed = self.last.borrow().clone().filter(|last| last.is_closed && !last.has_no_second_copy);
-        let Some((last, region)) = closed.and_then(|last| last.only_in.map(|region| (last, region))) else { return };
-        let bytes = padded(medium, &last.bytes, last.bytes.len());
-        let written = medium.write(self.layout.log_sector_offset(last.sequence, region + 1), bytes).await;
-        if let Err(error) = &written {
-            tracing::warn!(%error, "cannot write the second copy of a log sector that a checkpoint covers");
+        let needs_copy = |last: &LastSector| last.is_closed && last.only_in.is_some() && !last.has_no_second_copy;
+        let Some(last) = self.last.borrow().clone().filter(needs_copy) else { return };
+        if self.write_copy(medium, &last).await {
+            self.change_last(last.sequence, |last| last.only_in = None);
         }
-        if let Some(now) = self.last.borrow_mut().as_mut().filter(|now| now.sequence == last.sequence) {
-            match written {
-                Ok(()) => now.only_in = None,
-                Err(_) => now.has_no_second_copy = true,
-            }
+    }
+
+    /// Writes a sector to the place that lacks its newest map entries. If that fails, it is not tried again.
+    async fn write_copy<M: Medium>(&self, medium: &M, last: &LastSector) -> bool {
+        let bytes = padded(medium, &last.bytes, last.bytes.len());
+        let place = self.layout.log_sector_offset(last.sequence, last.only_in.unwrap_or(last.sequence) + 1);
+        let written = medium.write(place, bytes).await;
+        if let Err(error) = &written {
+            tracing::warn!(%error, "cannot write the second copy of the last log sector");
+            self.change_last(last.sequence, |last| last.has_no_second_copy = true);
+        }
+        written.is_ok()
+    }
+
+    /// Changes what is known of the last sector, if it is still this one.
+    fn change_last(&self, sequence: u64, change: impl FnOnce(&mut LastSector)) {
+        if let Some(last) = self.last.borrow_mut().as_mut().filter(|last| last.sequence == sequence) {
+            change(last);
         }
     }
 }
