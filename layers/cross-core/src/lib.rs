@@ -177,8 +177,15 @@ impl Attached {
         outcome
     }
 
-    fn try_execute_tracked(&self, request: &Request) -> Option<Outcome> {
-        let Route::Local(slot) = &self.route else { return None };
+    /// The device's slot, if the device is on this core and may execute requests in place.
+    fn slot_in_place(&self) -> Option<&DeviceSlot> {
+        match &self.route {
+            Route::Local(slot) if self.device.executes_in_place() => Some(slot),
+            _ => None,
+        }
+    }
+
+    fn try_execute_tracked(&self, slot: &DeviceSlot, request: &Request) -> Option<Outcome> {
         if let Err(error) = self.session.check(request) {
             return Some(Err(error));
         }
@@ -238,14 +245,11 @@ impl Device for Attached {
     }
 
     fn executes_in_place(&self) -> bool {
-        self.is_local() && self.device.executes_in_place()
+        self.slot_in_place().is_some()
     }
 
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
-        if !self.device.executes_in_place() {
-            return None;
-        }
-        let outcome = self.try_execute_tracked(request)?;
+        let outcome = self.try_execute_tracked(self.slot_in_place()?, request)?;
         self.report(RequestInfo::of(request), &outcome);
         Some(outcome)
     }
