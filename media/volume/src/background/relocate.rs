@@ -13,6 +13,7 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 
 use crate::format::{MapEntry, MapEntryKind};
+use crate::log::notes::Pending;
 use crate::map::map_page::MapLookup;
 use crate::options::Mutation;
 use crate::requests::lookup::{BlockLocation, LocatedBlocks, data_match, has_data_crc};
@@ -200,8 +201,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         taken.commit();
         let entries = blocks.iter().zip(pbns).map(|((_, read), pbn)| (MapEntry { pbn, ..*read }, read.pbn));
-        let pending = entries.map(|(entry, from)| self.enter_moved(group, entry.into(), from)).sum();
-        self.entered(pending).await
+        let moved =
+            entries.map(|(entry, from)| Pending { moved_from: Some(from), ..Pending::new(group, entry.into(), 0) });
+        self.enter(moved).noted().await
     }
 
     /// An injected fault: a map entry is made to fit the data.

@@ -49,6 +49,13 @@ pub(crate) struct Pending {
     pub is_dropped: bool,
 }
 
+impl Pending {
+    /// Map entries of a change whose data are written.
+    pub fn new(group: u64, entries: MapEntryRun, data_crc: u32) -> Pending {
+        Pending { group, entries, data_crc, moved_from: None, is_dropped: false }
+    }
+}
+
 /// The half that is being filled.
 pub(crate) struct Half {
     pub place: NotesPlace,

@@ -18,7 +18,8 @@ const ZEROES_BYTES: u64 = 1 << 20;
 /// Map entries of a change that is not in the memtable yet, by their numbers in the order of [`Volume::enter`]. When this is dropped
 /// with the change, those that are still pending never get there: what was dropped does not take effect later, when other changes of
 /// these blocks may have completed.
-struct Entering<'a, M: Medium, C> {
+#[must_use = "dropping it gives the map entries up"]
+pub(crate) struct Entering<'a, M: Medium, C> {
     volume: &'a Volume<M, C>,
     numbers: Range<u64>,
 }
@@ -43,6 +44,34 @@ impl<M: Medium, C> Drop for Entering<'_, M, C> {
     }
 }
 
+impl<M: Medium, C: Clock> Entering<'_, M, C> {
+    /// Waits until these map entries, and all that were given to [`Volume::enter`] before them, are noted and in the
+    /// memtable.
+    ///
+    /// # Errors
+    /// When the volume has failed, or can neither note changes nor make them durable.
+    pub(crate) async fn noted(self) -> Result<(), Error> {
+        let (volume, notes, end) = (self.volume, &self.volume.notes, self.numbers.end);
+        if volume.mutation.is(Mutation::NoteLate) && end < notes.done.get() + 8 {
+            // An injected fault: changes complete before they are noted.
+            std::mem::forget(self);
+            return Ok(());
+        }
+        while notes.done.get() < end {
+            if notes.is_led.replace(true) {
+                notes.changed.wait_until(|| notes.done.get() >= end || !notes.is_led.get()).await;
+                continue;
+            }
+            let _leader = Leader(notes);
+            if volume.changes.get() > 1 {
+                yield_once().await;
+            }
+            volume.note_all().await?;
+        }
+        Ok(())
+    }
+}
+
 /// The result of a step of the leader.
 enum Step {
     /// Nothing is pending.
@@ -53,26 +82,21 @@ enum Step {
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Submits the map entries of a change whose data are written. [`Volume::entered`] puts them into the memtable, and
-    /// is awaited at once. Returns 1 if that is still to be done, otherwise 0.
-    pub(crate) fn enter(&self, group: u64, entries: MapEntryRun, data_crc: u32) -> u64 {
-        self.ask(Pending { group, entries, data_crc, moved_from: None, is_dropped: false })
-    }
-
-    /// The same for a block that was moved away from physical block `from`.
-    pub(crate) fn enter_moved(&self, group: u64, entry: MapEntryRun, from: u32) -> u64 {
-        self.ask(Pending { group, entries: entry, data_crc: 0, moved_from: Some(from), is_dropped: false })
-    }
-
-    fn ask(&self, pending: Pending) -> u64 {
-        if self.notes.way.get() != Way::Noted {
-            self.put(pending);
-            self.commits.schedule();
-            return 0;
+    /// Submits the map entries of a change whose data are written. [`Entering::noted`] puts them into the memtable,
+    /// unless they need no notes and are there at once.
+    pub(crate) fn enter(&self, entries: impl Iterator<Item = Pending>) -> Entering<'_, M, C> {
+        let asked = &self.notes.asked;
+        let first = asked.get();
+        for pending in entries {
+            if self.notes.way.get() == Way::Noted {
+                asked.set(asked.get() + 1);
+                self.notes.pending.borrow_mut().push_back(pending);
+            } else {
+                self.put(pending);
+                self.commits.schedule();
+            }
         }
-        self.notes.asked.set(self.notes.asked.get() + 1);
-        self.notes.pending.borrow_mut().push_back(pending);
-        1
+        Entering { volume: self, numbers: first..asked.get() }
     }
 
     /// Puts map entries into the memtable.
@@ -95,30 +119,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     fn is_still_at(&self, entry: &MapEntryRun, from: u32) -> bool {
         let now = self.stored_entry_now(entry.first.lba).flatten();
         now.is_some_and(|now| now.pbn == from) || self.mutation.is(Mutation::MoveOverNewer)
-    }
-
-    /// Waits until all map entries that were given to [`Volume::enter`] so far are noted and in the memtable. The last
-    /// `own` of them are the caller's: if it is dropped meanwhile, they are given up. So nothing is awaited between the
-    /// two.
-    pub(crate) async fn entered(&self, own: u64) -> Result<(), Error> {
-        let (notes, asked) = (&self.notes, self.notes.asked.get());
-        if self.mutation.is(Mutation::NoteLate) && asked - notes.done.get() < 8 {
-            // An injected fault: changes complete before they are noted.
-            return Ok(());
-        }
-        let _entering = Entering { volume: self, numbers: asked - own..asked };
-        while notes.done.get() < asked {
-            if notes.is_led.replace(true) {
-                notes.changed.wait_until(|| notes.done.get() >= asked || !notes.is_led.get()).await;
-                continue;
-            }
-            let _leader = Leader(notes);
-            if self.changes.get() > 1 {
-                yield_once().await;
-            }
-            self.note_all().await?;
-        }
-        Ok(())
     }
 
     /// Notes everything that is pending and puts it into the memtable. Waits for a commit if the half is full.

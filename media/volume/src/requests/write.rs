@@ -11,6 +11,7 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
 use crate::format::{MapEntry, MapEntryKind, MapEntryRun};
+use crate::log::notes::Pending;
 use crate::map::map_page::{MapLookup, MapPage};
 use crate::options::Mutation;
 use crate::requests::lookup::has_data_crc;
@@ -74,8 +75,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if self.mutation.is(Mutation::NoteEarly) {
             // An injected fault: blocks are noted and in the memtable before their data have arrived.
             let sealed = WrittenBlocks { data: data.clone().into_sealed(), extras: Vec::new() };
-            let pending = self.entry(group, extent, &sealed, taken.runs());
-            self.entered(pending).await?;
+            self.enter(self.entries(group, extent, &sealed, taken.runs())).noted().await?;
             let written = self.write_runs(group, taken.runs(), data).await;
             taken.commit();
             return written.map_err(Error::from);
@@ -90,9 +90,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         };
         match written {
             Ok(written) => {
-                let pending = self.entry(group, extent, &written, taken.runs());
+                let entering = self.enter(self.entries(group, extent, &written, taken.runs()));
                 taken.commit();
-                self.entered(pending).await
+                entering.noted().await
             }
             Err(error) => {
                 // Every write has ended, and no map entry names the physical blocks.
@@ -211,21 +211,25 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Puts the map entries of written blocks into the memtable, and frees the physical blocks of the map entries that
-    /// they replace there. Returns how many of them are pending, for [`Volume::entered`].
-    fn entry(&self, group: u64, extent: Extent, written: &WrittenBlocks, runs: &[Run]) -> u64 {
+    /// The map entries of written blocks.
+    fn entries(
+        &self,
+        group: u64,
+        extent: Extent,
+        written: &WrittenBlocks,
+        runs: &[Run],
+    ) -> impl Iterator<Item = Pending> {
         let WrittenBlocks { data, extras } = written;
         let pbns = runs.iter().flat_map(|&(start, len)| start..start + len);
         let blocks = extent.iter().zip(data.iter()).zip(pbns).enumerate();
-        let enter = |(at, ((lba, block), pbn))| {
+        blocks.map(move |(at, ((lba, block), pbn))| {
             let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, ..MapEntry::deallocated(lba) };
             let extras = extras.get(at).copied().unwrap_or_else(|| self.extras(block, data.has_verified_guards()));
             extras.fill(&mut entry, block.1);
             // If the guard does not match, it cannot show whether the data arrived.
             let data_crc = if entry.guard_unverified { guard::crc32c(block.0) } else { 0 };
-            self.enter(group, entry.into(), data_crc)
-        };
-        blocks.map(enter).sum()
+            Pending::new(group, entry.into(), data_crc)
+        })
     }
 
     /// Fills in the tuple of a map entry from a block and its tuple. The guard is known to match if `is_verified`.
@@ -343,8 +347,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.prepare_notes(group).await?;
         self.wait_for_room().await?;
         // Blocks may have changed meanwhile.
-        let pending = unlike().await?.into_iter().map(|run| self.enter(group, run, 0)).sum();
-        Box::pin(self.entered(pending)).await
+        let runs = unlike().await?;
+        Box::pin(self.enter(runs.into_iter().map(|run| Pending::new(group, run, 0))).noted()).await
     }
 
     /// Lets other requests run, after a number of blocks.
