@@ -423,7 +423,7 @@ fn existing_replicas(sources: Vec<ReplicaSource>, indices: &[usize], label: &mut
         let (number, source) = given.unwrap_or_else(|| {
             next_number += 1;
             let device = Err("it was not given".to_owned());
-            (next_number - 1, ReplicaSource { name: default_name(index), device, has_lost_label: false, reopen: None })
+            (next_number - 1, ReplicaSource::new(default_name(index), device, None))
         });
         let was_current = record.state == ReplicaState::InSync;
         set_initial_state(record, source.device.is_ok(), dirty);

@@ -58,8 +58,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
 
 /// Allocations of the second hundred rounds of a write and three reads, of which one is in place where that is possible.
 fn allocations_of(replicas: [DynDevice; 2]) -> u64 {
-    let source =
-        |device| ReplicaSource { name: String::new(), device: Ok(device), has_lost_label: false, reopen: None };
+    let source = |device| ReplicaSource::new("", Ok(device), None);
     let options = OpenOptions { is_read_only: false, accepts_lost_label: false, random: [7; 16] };
     let mirror =
         run(open(replicas.map(source).into(), StoppedClock, options)).expect("blank replicas make a mirror").mirror;

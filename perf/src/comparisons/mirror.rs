@@ -53,12 +53,7 @@ struct Setup {
 
 impl Setup {
     async fn new(replicas: [DynDevice; 2], volumes: Vec<OpenVolume>, scratch: Vec<Scratch>) -> anyhow::Result<Setup> {
-        let source = |replica: &DynDevice| ReplicaSource {
-            name: "replica".to_owned(),
-            device: Ok(replica.clone()),
-            has_lost_label: false,
-            reopen: None,
-        };
+        let source = |replica: &DynDevice| ReplicaSource::new("replica", Ok(replica.clone()), None);
         let options = OpenOptions { is_read_only: false, accepts_lost_label: false, random: IDENTITY };
         let opened =
             sealblock_layers_mirror::open(replicas.iter().map(source).collect(), TurnClock::REAL, options).await?;

@@ -141,12 +141,7 @@ struct OpenMirror {
 
 impl OpenMirror {
     async fn open(contenders: &Contenders, opening: u8) -> anyhow::Result<OpenMirror> {
-        let source = |replica: &DynDevice| ReplicaSource {
-            name: "replica".to_owned(),
-            device: Ok(replica.clone()),
-            has_lost_label: false,
-            reopen: None,
-        };
+        let source = |replica: &DynDevice| ReplicaSource::new("replica", Ok(replica.clone()), None);
         let mut random = IDENTITY;
         random[15] = opening;
         let clock = TurnClock::new(contenders.turns[MIRROR].clone());

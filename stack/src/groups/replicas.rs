@@ -460,7 +460,7 @@ impl OpenReplica {
 
     /// The source of this replica for the mirror.
     pub fn source(self: &Rc<Self>, device: Result<DynDevice, String>) -> ReplicaSource {
-        ReplicaSource { name: self.name.clone(), device, has_lost_label: false, reopen: Some(self.reopen()) }
+        ReplicaSource::new(&*self.name, device, Some(self.reopen()))
     }
 
     async fn open(&self) -> Result<DynDevice, StackError> {

@@ -152,14 +152,8 @@ fn a_backend_that_loses_power_fails_one_flush_of_each_that_had_written_and_of_no
             }
         };
         let device = open().await;
-        let good = ReplicaSource {
-            name: "good".to_owned(),
-            device: Ok(filled_memory().await),
-            has_lost_label: false,
-            reopen: None,
-        };
-        let resynced =
-            ReplicaSource { name: "resynced".to_owned(), device, has_lost_label: false, reopen: Some(Box::new(open)) };
+        let good = ReplicaSource::new("good", Ok(filled_memory().await), None);
+        let resynced = ReplicaSource::new("resynced", device, Some(Box::new(open)));
         let options = CreateOptions { random: [5; 16], name: None, from: Some(0), force: true };
         let opened = create(vec![good, resynced], RealTime, options).await.unwrap();
         let (mirror, worker) = (opened.mirror, spawn(opened.worker.run()));

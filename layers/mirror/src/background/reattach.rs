@@ -17,12 +17,7 @@ impl<C: Clock> Mirror<C> {
     /// # Errors
     /// Why it cannot be attached.
     pub(crate) async fn reattach(&self, replica: &Rc<Replica>, device: DynDevice) -> Result<(), String> {
-        let source = ReplicaSource {
-            name: replica.name().to_string(),
-            device: Ok(device.clone()),
-            has_lost_label: false,
-            reopen: None,
-        };
+        let source = ReplicaSource::new(&*replica.name(), Ok(device.clone()), None);
         let fit = check_fit(&source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection);
         let found = probe_device(&device, self.mutation).await.map_err(|error| error.to_string())?;
         let replica = &self.identify(replica, &found);

@@ -191,8 +191,7 @@ async fn finish<C: Clock>(
     for (at, source) in sources.iter_mut().enumerate() {
         if !matches!(candidates[at].probe, ReplicaProbe::Labelled(_)) {
             candidates[at].check(&source.name, options.force, true, &[])?;
-            let (device, reopen) = (source.device.clone(), source.reopen.take());
-            unlabelled.push(ReplicaSource { name: source.name.clone(), device, has_lost_label: false, reopen });
+            unlabelled.push(ReplicaSource::new(&*source.name, source.device.clone(), source.reopen.take()));
         }
     }
     let opened = open_with_hooks(

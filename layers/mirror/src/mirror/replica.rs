@@ -37,6 +37,13 @@ pub struct ReplicaSource {
     pub reopen: Option<Reopen>,
 }
 
+impl ReplicaSource {
+    /// A device of this name, whose label is not known to be lost.
+    pub fn new(name: impl Into<String>, device: Result<DynDevice, String>, reopen: Option<Reopen>) -> ReplicaSource {
+        ReplicaSource { name: name.into(), device, has_lost_label: false, reopen }
+    }
+}
+
 /// A replica. Its index in the mirror's list is the index of its record in labels.
 pub(crate) struct Replica {
     name: RefCell<Rc<str>>,

@@ -158,12 +158,7 @@ fn a_degraded_mirror_within_a_mirror_is_reported_with_the_path_of_its_replica() 
     let (a, b) = (TestReplica::new("a", Some(TYPE1)), TestReplica::new("b", Some(TYPE1)));
     let inner = opened(&[&a, &b]);
     let c = TestReplica::new("c", Some(TYPE1));
-    let source = |name: &str, device| crate::ReplicaSource {
-        name: name.to_owned(),
-        device: Ok(device),
-        has_lost_label: false,
-        reopen: None,
-    };
+    let source = |name: &str, device| crate::ReplicaSource::new(name, Ok(device), None);
     let within = sealblock_block::DynDevice::new("inner", inner.clone());
     let options = crate::OpenOptions { is_read_only: false, accepts_lost_label: false, random: [9; 16] };
     let outer = crate::open(vec![source("inner", within), source("c", c.stack())], StoppedClock, options);

@@ -95,12 +95,7 @@ impl Device for Shared {
 
 /// A mirror of these disks, which all answer at once.
 fn mirror_of(disks: &[Rc<Disk>; 2], hooks: TestHooks) -> TestMirror {
-    let source = |disk: &Rc<Disk>| ReplicaSource {
-        name: "disk".to_owned(),
-        device: Ok(DynDevice::new("disk", Shared(disk.clone()))),
-        has_lost_label: false,
-        reopen: None,
-    };
+    let source = |disk: &Rc<Disk>| ReplicaSource::new("disk", Ok(DynDevice::new("disk", Shared(disk.clone()))), None);
     let options = OpenOptions { is_read_only: false, accepts_lost_label: false, random: random() };
     let opened = open_with_hooks(disks.iter().map(source).collect(), StoppedClock, options, hooks).now_or_never();
     opened.expect("nothing stops or waits").unwrap().mirror

@@ -214,7 +214,7 @@ impl TestReplica {
 
     pub fn source(&self) -> ReplicaSource {
         let device = if self.is_offline.get() { Err("gone".to_owned()) } else { Ok(self.stack()) };
-        ReplicaSource { name: self.name.to_owned(), device, has_lost_label: false, reopen: None }
+        ReplicaSource::new(self.name, device, None)
     }
 }
 

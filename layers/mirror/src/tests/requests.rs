@@ -188,10 +188,7 @@ fn mirrors_nest() {
     let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(TYPE1)));
     let inner = opened(&[&replicas[0], &replicas[1]]);
     let stack = || sealblock_block::DynDevice::new("ab", inner.clone());
-    let sources = vec![
-        crate::ReplicaSource { name: "ab".to_owned(), device: Ok(stack()), has_lost_label: false, reopen: None },
-        replicas[2].source(),
-    ];
+    let sources = vec![crate::ReplicaSource::new("ab", Ok(stack()), None), replicas[2].source()];
     let options = crate::OpenOptions { is_read_only: false, accepts_lost_label: false, random: random() };
     let outer = crate::open(sources, StoppedClock, options).now_or_never().unwrap().unwrap().mirror;
     write(&outer, extent(0, 10), 1).unwrap();

@@ -104,11 +104,8 @@ pub async fn open_group(
         let stack = replicas.swap_remove(0)?;
         return Ok(OpenGroup { replicas: vec![Some(stack.clone())], stack, mirror: None, close });
     }
-    let source = |(number, device): (usize, &Result<DynDevice, String>)| ReplicaSource {
-        name: replica_name(number),
-        device: device.clone(),
-        has_lost_label: false,
-        reopen: None,
+    let source = |(number, device): (usize, &Result<DynDevice, String>)| {
+        ReplicaSource::new(replica_name(number), device.clone(), None)
     };
     let sources = replicas.iter().enumerate().map(source).collect();
     // Like an operator who continues with the other replicas. Otherwise a mirror with a replica that lost its label is

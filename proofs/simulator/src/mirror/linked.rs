@@ -22,7 +22,7 @@ impl Harness {
             true => Box::pin(std::future::ready(Err("it is in use".to_owned()))),
             false => harness.open(&again),
         });
-        ReplicaSource { name: env.name.clone(), device, has_lost_label: false, reopen: Some(reopen) }
+        ReplicaSource::new(&*env.name, device, Some(reopen))
     }
 
     /// Opens the volume on its first disk, or, after a break, on what survived a kill or a power cut.

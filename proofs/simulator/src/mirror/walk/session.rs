@@ -85,7 +85,7 @@ fn source(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> 
     } else {
         Ok(linked(harness, replica, executor))
     };
-    ReplicaSource { name: replica.name.clone(), device, has_lost_label: false, reopen: Some(again) }
+    ReplicaSource::new(&*replica.name, device, Some(again))
 }
 
 /// Opens the mirror as planned and uses it. Results are stored in `came` as soon as they exist, because the machine may
