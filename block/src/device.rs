@@ -120,58 +120,45 @@ impl Geometry {
     }
 }
 
-/// How a request kind is executed on a device.
+/// How a request kind is executed on a device. Of two devices that a request needs, the bits that both have count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum Ability {
     /// The device executes it.
-    Native,
+    Native = 0b11,
     /// The gate executes it by requests of other kinds.
-    Emulated,
+    Emulated = 0b01,
     /// Neither executes it: the request fails.
-    Absent,
+    Absent = 0b00,
 }
 
-/// How each optional request kind is executed. Read, Write and Flush are not listed: every device has them.
+impl Ability {
+    /// Of a device that executes a kind itself, or not at all.
+    pub const fn native_if(is_native: bool) -> Ability {
+        if is_native { Ability::Native } else { Ability::Absent }
+    }
+}
+
+/// How each request kind is executed. Every device has Read, Flush and, if it is writable, Write of data with tags.
 ///
 /// A device lists `Native` for what it executes itself and `Absent` for the rest. The gate turns `Absent` into
-/// `Emulated` if it can emulate the kind.
+/// `Emulated` if it can emulate the kind. It cannot emulate
+///
+/// - a Salvage: a Read returns nothing for a bad block;
+/// - a Copy: the caller reads and writes instead. If reference tags depend on the address (Types 1 and 2), tags cannot
+///   stay unchanged, so no such device lists it;
+/// - a CompareAndWrite: a Compare and a Write under a lock of this process are atomic only for those who share the lock.
+///   A caller for whom such a lock is enough uses these two;
+/// - a Repair, which only a device with copies can execute, a Discard, a WriteUncorrectable and the reserved area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Abilities {
+    /// What is listed for each kind: see [`Abilities::get`] and [`Abilities::with`].
+    pub kinds: KindAbilities,
     /// True if the device accepts writes.
     pub writable: bool,
-    /// Accept write data without tags and make the tags ([`crate::WriteData`]). For other devices the gate seals the
-    /// data.
-    pub seals_writes: Ability,
-    /// Return what is left of blocks that may be bad. A gate cannot emulate it: a Read returns nothing for a bad block.
-    pub salvage: Ability,
-    /// Read and check without returning the data.
-    pub verify: Ability,
-    /// Compare stored data with the data of the request.
-    pub compare: Ability,
-    /// Deallocate blocks; their content is undefined afterwards.
-    pub discard: Ability,
-    /// Make blocks read as zeroes.
-    pub write_zeroes: Ability,
-    /// Copy blocks within the device, with their tags. A gate does not emulate it: the caller reads and writes instead.
-    /// If reference tags depend on the address (Types 1 and 2), tags cannot stay unchanged, so such a device does not
-    /// support it.
-    pub copy: Ability,
     /// The maximum number of blocks of a CompareAndWrite, which is atomic with respect to every initiator of the
-    /// device; 0 if unsupported. A gate does not emulate it: a Compare and a Write under a lock of this process are
-    /// atomic only for those who share the lock. A caller for whom such a lock is enough uses these two.
+    /// device; 0 if unsupported.
     pub compare_and_write_blocks: u32,
-    /// Make blocks unreadable. A gate cannot emulate it.
-    pub write_uncorrectable: Ability,
-    /// Check stored data and return its CRC-64/NVME.
-    pub checksum: Ability,
-    /// Check stored data and return its CRC-32C.
-    pub checksum_crc32c: Ability,
-    /// Rewrite bad blocks from another copy. Only a device with copies can.
-    pub repair: Ability,
-    /// Return which blocks are allocated.
-    pub block_status: Ability,
-    /// The reserved area, see [`crate::ReservedArea`]. A gate cannot emulate it.
-    pub reserved: Ability,
     /// Number of bitmap pages of the reserved area, see [`crate::ReservedArea::Bitmap`].
     pub bitmap_pages: u32,
     /// True if `WriteZeroes { may_unmap: true }` deallocates blocks and they still read as zeroes.
@@ -187,24 +174,32 @@ pub struct Abilities {
     pub freshness: Freshness,
 }
 
+/// The [`Ability`] of each request kind, in two bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KindAbilities(u64);
+
+/// The first bit of a kind. Both kinds of the reserved area have the same.
+const fn slot(kind: RequestKind) -> usize {
+    2 * match kind {
+        RequestKind::WriteReserved => RequestKind::ReadReserved.index(),
+        kind => kind.index(),
+    }
+}
+
+/// The first bit of a kind of Checksum.
+const fn checksum_slot(kind: ChecksumKind) -> usize {
+    match kind {
+        ChecksumKind::Crc64Nvme => slot(RequestKind::Checksum),
+        ChecksumKind::Crc32c => 2 * RequestKind::ALL.len(),
+    }
+}
+
 impl Abilities {
     /// A device that can only read, write and flush.
     pub const BASIC: Abilities = Abilities {
+        kinds: KindAbilities(0b11 << slot(RequestKind::Read) | 0b11 << slot(RequestKind::Flush)),
         writable: true,
-        seals_writes: Ability::Absent,
-        salvage: Ability::Absent,
-        verify: Ability::Absent,
-        compare: Ability::Absent,
-        discard: Ability::Absent,
-        write_zeroes: Ability::Absent,
-        copy: Ability::Absent,
         compare_and_write_blocks: 0,
-        write_uncorrectable: Ability::Absent,
-        checksum: Ability::Absent,
-        checksum_crc32c: Ability::Absent,
-        repair: Ability::Absent,
-        block_status: Ability::Absent,
-        reserved: Ability::Absent,
         bitmap_pages: 0,
         unmap_zeroes: false,
         offloads: false,
@@ -215,95 +210,103 @@ impl Abilities {
 
     /// A device in this process that executes everything itself and seals what it writes, except Copy, CompareAndWrite
     /// and what needs copies, holes or a reserved area.
-    pub const COMPLETE: Abilities = Abilities {
-        writable: true,
-        seals_writes: Ability::Native,
-        salvage: Ability::Absent,
-        verify: Ability::Native,
-        compare: Ability::Native,
-        discard: Ability::Native,
-        write_zeroes: Ability::Native,
-        copy: Ability::Absent,
-        compare_and_write_blocks: 0,
-        write_uncorrectable: Ability::Native,
-        checksum: Ability::Native,
-        checksum_crc32c: Ability::Native,
-        repair: Ability::Absent,
-        block_status: Ability::Absent,
-        reserved: Ability::Absent,
-        bitmap_pages: 0,
-        unmap_zeroes: true,
-        offloads: false,
-        seals: false,
-        copies: false,
-        freshness: Freshness::Current,
-    };
+    pub const COMPLETE: Abilities = Abilities { unmap_zeroes: true, ..Abilities::BASIC }
+        .with([RequestKind::Write, RequestKind::Verify, RequestKind::Compare, RequestKind::Discard], Ability::Native)
+        .with([RequestKind::WriteZeroes, RequestKind::WriteUncorrectable], Ability::Native)
+        .with_checksums(Ability::Native);
+
+    /// What a gate emulates.
+    const EMULATED: Abilities = Abilities::BASIC
+        .with([RequestKind::Write, RequestKind::Verify, RequestKind::Compare], Ability::Emulated)
+        .with([RequestKind::WriteZeroes, RequestKind::BlockStatus], Ability::Emulated)
+        .with_checksums(Ability::Emulated);
+
+    /// What is listed for this kind, whether or not the device is writable; see [`Abilities::of`]. For a Write: whether
+    /// the device accepts data without tags and makes the tags ([`WriteData`]); for other devices the gate seals the
+    /// data. A CompareAndWrite is listed by its number of blocks, and not here.
+    pub const fn get(&self, kind: RequestKind) -> Ability {
+        self.at(slot(kind))
+    }
+
+    /// True if the device lists this kind as native, whether or not it is writable.
+    pub fn is_native(&self, kind: RequestKind) -> bool {
+        self.get(kind) == Ability::Native
+    }
+
+    /// Lists this kind; for a Checksum, the default kind of it.
+    pub const fn set(&mut self, kind: RequestKind, ability: Ability) {
+        self.set_at(slot(kind), ability);
+    }
+
+    /// Lists this kind of Checksum.
+    pub const fn set_checksum(&mut self, kind: ChecksumKind, ability: Ability) {
+        self.set_at(checksum_slot(kind), ability);
+    }
+
+    /// The same abilities, but for these kinds.
+    #[must_use]
+    pub const fn with<const N: usize>(mut self, kinds: [RequestKind; N], ability: Ability) -> Abilities {
+        let mut at = 0;
+        while at < N {
+            self.set(kinds[at], ability);
+            at += 1;
+        }
+        self
+    }
+
+    /// The same abilities, but for both kinds of Checksum.
+    #[must_use]
+    pub const fn with_checksums(mut self, ability: Ability) -> Abilities {
+        self.set_checksum(ChecksumKind::Crc64Nvme, ability);
+        self.set_checksum(ChecksumKind::Crc32c, ability);
+        self
+    }
+
+    const fn at(&self, slot: usize) -> Ability {
+        match self.kinds.0 >> slot & 0b11 {
+            0b00 => Ability::Absent,
+            0b01 => Ability::Emulated,
+            _ => Ability::Native,
+        }
+    }
+
+    const fn set_at(&mut self, slot: usize, ability: Ability) {
+        self.kinds.0 = self.kinds.0 & !(0b11 << slot) | (ability as u64) << slot;
+    }
 
     /// How this request is executed: see [`Abilities::of`], but a Checksum depends on its kind, and a Write without
     /// tags on how they are made.
     pub fn of_request(&self, request: &Request) -> Ability {
         match request.operation {
             Operation::Checksum(kind, _) => self.of_checksum(kind),
-            Operation::Write(WriteData::Unsealed(_)) if self.writable => self.seals_writes,
+            Operation::Write(WriteData::Unsealed(_)) if self.writable => self.get(RequestKind::Write),
             _ => self.of(request.kind()),
         }
     }
 
     /// How checksums of this kind are computed.
-    pub fn of_checksum(&self, kind: ChecksumKind) -> Ability {
-        match kind {
-            ChecksumKind::Crc64Nvme => self.checksum,
-            ChecksumKind::Crc32c => self.checksum_crc32c,
-        }
+    pub const fn of_checksum(&self, kind: ChecksumKind) -> Ability {
+        self.at(checksum_slot(kind))
     }
 
     /// How requests of this kind are executed. For a Checksum, the default kind counts; see [`Abilities::of_request`].
     pub fn of(&self, kind: RequestKind) -> Ability {
-        let when_writable = |ability| if self.writable { ability } else { Ability::Absent };
         match kind {
-            RequestKind::Read | RequestKind::Flush => Ability::Native,
-            RequestKind::Write => when_writable(Ability::Native),
-            RequestKind::Discard => when_writable(self.discard),
-            RequestKind::WriteZeroes => when_writable(self.write_zeroes),
-            RequestKind::Copy => when_writable(self.copy),
-            RequestKind::CompareAndWrite if self.compare_and_write_blocks == 0 => Ability::Absent,
-            RequestKind::CompareAndWrite => when_writable(Ability::Native),
-            RequestKind::WriteUncorrectable => when_writable(self.write_uncorrectable),
-            RequestKind::Salvage => self.salvage,
-            RequestKind::Verify => self.verify,
-            RequestKind::Compare => self.compare,
-            RequestKind::Checksum => self.checksum,
-            RequestKind::Repair => when_writable(self.repair),
-            RequestKind::BlockStatus => self.block_status,
-            RequestKind::ReadReserved => self.reserved,
-            RequestKind::WriteReserved => when_writable(self.reserved),
+            _ if !self.writable && (kind.changes_blocks() || kind == RequestKind::WriteReserved) => Ability::Absent,
+            RequestKind::Write => Ability::Native,
+            RequestKind::CompareAndWrite if self.compare_and_write_blocks > 0 => Ability::Native,
+            RequestKind::CompareAndWrite => Ability::Absent,
+            _ => self.get(kind),
         }
     }
 
     /// The abilities of a group in which each request may need this device and `other`: native if both are native,
     /// absent if one of them is absent.
     pub fn intersect(&self, other: &Abilities) -> Abilities {
-        let both = |a, b| match (a, b) {
-            (Ability::Absent, _) | (_, Ability::Absent) => Ability::Absent,
-            (Ability::Native, Ability::Native) => Ability::Native,
-            (Ability::Emulated, _) | (_, Ability::Emulated) => Ability::Emulated,
-        };
         Abilities {
+            kinds: KindAbilities(self.kinds.0 & other.kinds.0),
             writable: self.writable && other.writable,
-            seals_writes: both(self.seals_writes, other.seals_writes),
-            salvage: both(self.salvage, other.salvage),
-            verify: both(self.verify, other.verify),
-            compare: both(self.compare, other.compare),
-            discard: both(self.discard, other.discard),
-            write_zeroes: both(self.write_zeroes, other.write_zeroes),
-            copy: both(self.copy, other.copy),
             compare_and_write_blocks: self.compare_and_write_blocks.min(other.compare_and_write_blocks),
-            write_uncorrectable: both(self.write_uncorrectable, other.write_uncorrectable),
-            checksum: both(self.checksum, other.checksum),
-            checksum_crc32c: both(self.checksum_crc32c, other.checksum_crc32c),
-            repair: both(self.repair, other.repair),
-            block_status: both(self.block_status, other.block_status),
-            reserved: both(self.reserved, other.reserved),
             bitmap_pages: self.bitmap_pages.min(other.bitmap_pages),
             unmap_zeroes: self.unmap_zeroes && other.unmap_zeroes,
             offloads: self.offloads && other.offloads,
@@ -314,15 +317,64 @@ impl Abilities {
     }
 
     /// The abilities that a gate offers: it emulates what the device lacks.
-    pub(crate) fn with_emulation(mut self) -> Abilities {
-        let emulated = |ability| if ability == Ability::Absent { Ability::Emulated } else { ability };
-        self.seals_writes = emulated(self.seals_writes);
-        self.verify = emulated(self.verify);
-        self.compare = emulated(self.compare);
-        self.write_zeroes = emulated(self.write_zeroes);
-        self.checksum = emulated(self.checksum);
-        self.checksum_crc32c = emulated(self.checksum_crc32c);
-        self.block_status = emulated(self.block_status);
-        self
+    pub(crate) fn with_emulation(self) -> Abilities {
+        Abilities { kinds: KindAbilities(self.kinds.0 | Abilities::EMULATED.kinds.0), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Ability; 3] = [Ability::Absent, Ability::Emulated, Ability::Native];
+
+    #[test]
+    fn each_kind_is_listed_by_itself_but_for_both_of_the_reserved_area() {
+        for (kind, ability) in RequestKind::ALL.into_iter().flat_map(|kind| ALL.map(|ability| (kind, ability))) {
+            let before = Abilities::COMPLETE;
+            let now = before.with([kind], ability);
+            assert_eq!((now.get(kind), now.is_native(kind)), (ability, ability == Ability::Native));
+            let is_reserved = |kind| matches!(kind, RequestKind::ReadReserved | RequestKind::WriteReserved);
+            for other in RequestKind::ALL.into_iter().filter(|other| *other != kind) {
+                let is_same = is_reserved(kind) && is_reserved(other);
+                assert_eq!(now.get(other), if is_same { ability } else { before.get(other) }, "{kind:?}, {other:?}");
+            }
+            assert_eq!(now.of_checksum(ChecksumKind::Crc32c), Ability::Native, "{kind:?}");
+            assert_eq!(now.of_checksum(ChecksumKind::Crc64Nvme), now.get(RequestKind::Checksum));
+        }
+        let mut crc32c = Abilities::BASIC;
+        crc32c.set_checksum(ChecksumKind::Crc32c, Ability::Native);
+        assert!(RequestKind::ALL.iter().all(|kind| crc32c.get(*kind) == Abilities::BASIC.get(*kind)));
+    }
+
+    #[test]
+    fn a_group_has_what_all_have_and_a_gate_adds_what_it_can_emulate() {
+        for (a, b) in ALL.into_iter().flat_map(|a| ALL.map(|b| (a, b))) {
+            let of = |ability| Abilities::BASIC.with([RequestKind::Verify, RequestKind::Salvage], ability);
+            let both = of(a).intersect(&of(b)).get(RequestKind::Verify);
+            assert_eq!(both == Ability::Native, a == Ability::Native && b == Ability::Native, "{a:?}, {b:?}");
+            assert_eq!(both == Ability::Absent, a == Ability::Absent || b == Ability::Absent, "{a:?}, {b:?}");
+            let gate = of(a).with_emulation();
+            assert_eq!(gate.get(RequestKind::Verify), if a == Ability::Absent { Ability::Emulated } else { a });
+            assert_eq!(gate.get(RequestKind::Salvage), a, "no gate emulates it");
+        }
+    }
+
+    #[test]
+    fn a_device_that_takes_no_writes_changes_nothing() {
+        let every = RequestKind::ALL.iter().fold(Abilities::COMPLETE, |all, kind| all.with([*kind], Ability::Native));
+        let writable = Abilities { compare_and_write_blocks: 1, ..every };
+        let read_only = Abilities { writable: false, ..writable };
+        for kind in RequestKind::ALL {
+            let is_change = kind.changes_blocks() || kind == RequestKind::WriteReserved;
+            assert_eq!(writable.of(kind), Ability::Native, "{kind:?}");
+            assert_eq!(read_only.of(kind), Ability::native_if(!is_change), "{kind:?}");
+        }
+    }
+
+    /// They are copied for each request.
+    #[test]
+    fn abilities_are_three_words() {
+        assert!(size_of::<Abilities>() <= 24, "{} bytes", size_of::<Abilities>());
     }
 }

@@ -34,7 +34,7 @@ pub use coverage::{Coverage, Unchecked, WhyUnchecked};
 pub use damage_record::{
     DamageCount, DamageRecord, DamageRun, DamageSource, MAX_DAMAGE_RUNS, WatchedRequest, coarsen, merge_runs, merged,
 };
-pub use device::{Abilities, Ability, Device, Geometry, Limits};
+pub use device::{Abilities, Ability, Device, Geometry, KindAbilities, Limits};
 pub use dyn_device::{DeviceOpener, DynDevice};
 pub use error::{BadBlocks, Error, ErrorKind, Tally};
 pub use expectations::Expectations;

@@ -6,9 +6,9 @@ use sealblock_units::BlockSize;
 
 /// The data of a Write.
 ///
-/// A caller that has no tags and needs none leaves the sealing to the device. A device that lists
-/// [`crate::Abilities::seals_writes`] as native chooses when to seal; for any other device the gate seals. Either way
-/// the blocks are sealed once. So a layer that turns one write into several with the same data must not list it.
+/// A caller that has no tags and needs none leaves the sealing to the device. A device that lists Writes as native
+/// ([`crate::Abilities::get`]) chooses when to seal; for any other device the gate seals. Either way the blocks are
+/// sealed once. So a layer that turns one write into several with the same data must not list it.
 #[derive(Clone, Debug)]
 pub enum WriteData {
     /// With tags, which the caller made or checked.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, Device, Error, ErrorKind, Expectations, Geometry, Operation, Outcome,
-    Request, Response,
+    Request, RequestKind, Response,
 };
 use sealblock_integrity::{Checks, Keep, Mismatch, PiFormat, RebaseTags, Sealed, Unverified};
 use sealblock_units::{Extent, Lba};
@@ -88,7 +88,7 @@ impl<D: Device> Device for HostGuarded<D> {
 
     fn abilities(&self) -> Abilities {
         // The tags are the host's own, and were made in its format before this point.
-        Abilities { seals_writes: Ability::Absent, ..self.device.abilities() }
+        self.device.abilities().with([RequestKind::Write], Ability::Absent)
     }
 
     async fn execute(&self, request: Request) -> Outcome {

@@ -18,7 +18,7 @@ pub(super) fn named(name: &str, kind: RequestKind, error: Error) -> Error {
 /// True for data without tags if the device does not seal.
 pub(super) fn lacks_seals(abilities: &Abilities, request: &Request) -> bool {
     let is_unsealed = matches!(request.operation, Operation::Write(WriteData::Unsealed(_)));
-    is_unsealed && abilities.writable && abilities.seals_writes != Ability::Native
+    is_unsealed && abilities.writable && !abilities.is_native(RequestKind::Write)
 }
 
 /// The same Write with tags.

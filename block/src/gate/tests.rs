@@ -139,7 +139,7 @@ fn what_is_left_of_blocks_comes_in_one_piece_with_a_verdict_on_each() {
     let salvage = || Request::salvage(extent(3, 12));
     assert_eq!(failure(run(gate.execute(salvage()))), ErrorKind::Absent(RequestKind::Salvage), "nobody emulates it");
     let mut device = gate.device;
-    device.abilities.salvage = Ability::Native;
+    device.abilities.set(RequestKind::Salvage, Ability::Native);
     let gate = device.gate();
     gate.device().corrupt(4);
     let Ok(Response::Salvaged(left)) = run(gate.execute(salvage())) else { panic!("it never fails because of damage") };
@@ -153,7 +153,7 @@ fn one_bad_block_never_hides_another() {
     let mut device = FakeDevice::limited(Some(TYPE1), 4);
     device.broken = vec![9];
     for native in [false, true] {
-        device.abilities.verify = if native { Ability::Native } else { Ability::Absent };
+        device.abilities.set(RequestKind::Verify, if native { Ability::Native } else { Ability::Absent });
         let gate = device.gate();
         done(run(gate.execute(write(0, 16, Some(TYPE1)))));
         assert!(run(gate.execute(verify(0, 8))).is_ok(), "undamaged blocks verify");
@@ -184,9 +184,9 @@ fn an_error_of_the_request_outranks_damaged_blocks() {
 #[test]
 fn an_emulated_verify_reads_and_counts_its_transfers() {
     let mut device = FakeDevice::limited(Some(TYPE1), 8);
-    device.abilities.verify = Ability::Absent;
+    device.abilities.set(RequestKind::Verify, Ability::Absent);
     let gate = device.gate();
-    assert_eq!(gate.abilities().verify, Ability::Emulated);
+    assert_eq!(gate.abilities().get(RequestKind::Verify), Ability::Emulated);
     done(run(gate.execute(write(0, 12, Some(TYPE1)))));
     gate.device().take_seen();
     let Ok(Response::Verified(cost)) = run(gate.execute(verify(0, 12))) else { panic!("clean blocks verify") };
@@ -197,7 +197,7 @@ fn an_emulated_verify_reads_and_counts_its_transfers() {
 #[test]
 fn a_native_verify_moves_nothing() {
     let mut device = FakeDevice::limited(Some(TYPE1), 8);
-    device.abilities.verify = Ability::Native;
+    device.abilities.set(RequestKind::Verify, Ability::Native);
     let gate = device.gate();
     done(run(gate.execute(write(0, 12, Some(TYPE1)))));
     gate.device().take_seen();
@@ -231,7 +231,7 @@ fn an_emulated_compare_checks_what_it_reads() {
 #[test]
 fn emulated_zeroes_read_as_zeroes_with_tags_of_their_own_address() {
     let gate = FakeDevice::limited(Some(TYPE1), 8).gate();
-    assert_eq!(gate.abilities().write_zeroes, Ability::Emulated);
+    assert_eq!(gate.abilities().get(RequestKind::WriteZeroes), Ability::Emulated);
     done(run(gate.execute(write(0, 24, Some(TYPE1)))));
     gate.device().take_seen();
     done(run(gate.execute(zero(3, 14))));
@@ -268,7 +268,7 @@ fn an_absent_discard_is_rejected_and_a_native_one_is_split() {
     let gate = FakeDevice::limited(None, 8).gate();
     assert_eq!(failure(run(gate.execute(discard()))), ErrorKind::Absent(RequestKind::Discard));
     let mut device = FakeDevice::limited(None, 8);
-    device.abilities.discard = Ability::Native;
+    device.abilities.set(RequestKind::Discard, Ability::Native);
     let gate = device.gate();
     done(run(gate.execute(discard())));
     let starts: Vec<_> = gate.device().take_seen().iter().map(|seen| (seen.1, seen.2)).collect();
@@ -279,7 +279,7 @@ fn an_absent_discard_is_rejected_and_a_native_one_is_split() {
 #[test]
 fn a_discard_is_volatile_and_one_with_fua_is_rejected() {
     let mut device = FakeDevice::limited(None, 8);
-    device.abilities.discard = Ability::Native;
+    device.abilities.set(RequestKind::Discard, Ability::Native);
     let gate = device.gate();
     let volatile = Request::discard([extent(4, 4)]);
     assert!(volatile.is_volatile() && !volatile.is_durable());
@@ -357,10 +357,10 @@ fn errors_keep_the_name_of_the_deepest_device() {
 fn write_uncorrectable_is_not_emulated_and_a_native_one_is_split() {
     let request = || Request::write_uncorrectable(extent(4, 12), Durability::Volatile);
     let gate = FakeDevice::limited(None, 8).gate();
-    assert_eq!(gate.abilities().write_uncorrectable, Ability::Absent);
+    assert_eq!(gate.abilities().get(RequestKind::WriteUncorrectable), Ability::Absent);
     assert_eq!(failure(run(gate.execute(request()))), ErrorKind::Absent(RequestKind::WriteUncorrectable));
     let mut device = FakeDevice::limited(None, 8);
-    device.abilities.write_uncorrectable = Ability::Native;
+    device.abilities.set(RequestKind::WriteUncorrectable, Ability::Native);
     let gate = device.gate();
     done(run(gate.execute(request())));
     let starts: Vec<_> = gate.device().take_seen().iter().map(|seen| (seen.1, seen.2)).collect();
@@ -375,14 +375,14 @@ fn a_copy_is_passed_on_whole_and_not_emulated() {
         |source, destination| Request::copy(source, destination, Expectations::NONE, Durability::ForceUnitAccess);
     let request = || copy(extent(40, 20), extent(4, 20));
     let gate = FakeDevice::limited(None, 8).gate();
-    assert_eq!(gate.abilities().copy, Ability::Absent);
+    assert_eq!(gate.abilities().get(RequestKind::Copy), Ability::Absent);
     assert_eq!(failure(run(gate.execute(request()))), ErrorKind::Absent(RequestKind::Copy));
     let mut device = FakeDevice::limited(None, 8);
-    device.abilities.copy = Ability::Native;
+    device.abilities.set(RequestKind::Copy, Ability::Native);
     device.abilities.writable = false;
     assert_eq!(failure(run(device.gate().execute(request()))), ErrorKind::ReadOnly);
     let mut device = FakeDevice::limited(None, 8);
-    device.abilities.copy = Ability::Native;
+    device.abilities.set(RequestKind::Copy, Ability::Native);
     let gate = device.gate();
     for lba in 40..60 {
         done(run(gate.execute(write(lba, 1, None))));

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use sealblock_block::{
-    Ability, BlockState, Device, Durability, Error, ErrorKind, Expectations, Outcome, Request, RequestKind, Response,
+    BlockState, Device, Durability, Error, ErrorKind, Expectations, Outcome, Request, RequestKind, Response,
 };
 use sealblock_integrity::{Tags, Unsealed};
 use sealblock_layers_cross_core::Attached;
@@ -182,7 +182,7 @@ impl OpenExport {
     /// True if zeroing costs less than writing: only if the device deallocates the blocks.
     fn zeroes_fast(&self) -> bool {
         let abilities = self.device.abilities();
-        abilities.write_zeroes == Ability::Native && abilities.unmap_zeroes
+        abilities.is_native(RequestKind::WriteZeroes) && abilities.unmap_zeroes
     }
 
     /// The blocks with exactly these bytes.

@@ -328,7 +328,7 @@ impl Device for SlowCopies {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { copy: Ability::Native, ..self.inner.abilities() }
+        self.inner.abilities().with([RequestKind::Copy], Ability::Native)
     }
 
     async fn execute(&self, request: Request) -> Outcome {

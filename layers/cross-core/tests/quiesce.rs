@@ -274,7 +274,7 @@ impl Device for Slow {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { verify: Ability::Native, ..Abilities::BASIC }
+        Abilities::BASIC.with([RequestKind::Verify], Ability::Native)
     }
 
     async fn execute(&self, request: Request) -> Outcome {

@@ -257,27 +257,22 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
     fn abilities(&self) -> Abilities {
         let mut abilities = self.inner.abilities();
         // Kinds that a rule aborts must arrive here, rather than be emulated by reads and writes.
-        let claimed = |ability, kind| match ability {
-            Ability::Emulated if self.rng.has_rule(Fault::Abort(kind)) => Ability::Native,
-            ability => ability,
-        };
-        abilities.verify = claimed(abilities.verify, RequestKind::Verify);
-        abilities.compare = claimed(abilities.compare, RequestKind::Compare);
-        abilities.write_zeroes = claimed(abilities.write_zeroes, RequestKind::WriteZeroes);
+        for kind in [RequestKind::Verify, RequestKind::Compare, RequestKind::WriteZeroes] {
+            if abilities.get(kind) == Ability::Emulated && self.rng.has_rule(Fault::Abort(kind)) {
+                abilities.set(kind, Ability::Native);
+            }
+        }
         // A Copy would bypass the faults injected here, and the delays of its source.
         if self.rng.has_block_faults() || self.rng.has_rule(Fault::Delay(Duration::ZERO)) {
-            abilities.copy = Ability::Absent;
+            abilities.set(RequestKind::Copy, Ability::Absent);
         }
         if self.rng.has_block_faults() {
             abilities.compare_and_write_blocks = 0;
         }
         // The inner device would verify and compare without the faults injected here, so the gate must read instead.
         if self.rng.has_rule(Fault::ReadError) || self.rng.has_rule(Fault::Flip) {
-            abilities.verify = Ability::Absent;
-            abilities.compare = Ability::Absent;
-            abilities.checksum = Ability::Absent;
-            abilities.checksum_crc32c = Ability::Absent;
-            abilities.salvage = Ability::Absent;
+            let kinds = [RequestKind::Verify, RequestKind::Compare, RequestKind::Salvage];
+            abilities = abilities.with(kinds, Ability::Absent).with_checksums(Ability::Absent);
             // Without protection information a flipped bit is not detected.
             abilities.seals &= self.geometry.protection.is_some();
         }

@@ -270,7 +270,7 @@ impl Device for Copies {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { copy: Ability::Native, compare_and_write_blocks: 4, ..self.0.abilities() }
+        Abilities { compare_and_write_blocks: 4, ..self.0.abilities() }.with([RequestKind::Copy], Ability::Native)
     }
 
     async fn execute(&self, request: Request) -> Outcome {
@@ -285,7 +285,7 @@ impl Device for Copies {
 #[test]
 fn no_copy_goes_past_the_faults() {
     let inner = || Gate::new("copies", Copies(MemoryDevice::new(BlockSize::B512, BLOCKS, None)));
-    assert_eq!(inner().abilities().copy, Ability::Native);
+    assert_eq!(inner().abilities().get(RequestKind::Copy), Ability::Native);
     for rules in ["read-error@3", "lost-write", "delay=1ms"] {
         let faulty = Gate::new("fault", FaultLayer::new(inner(), rules.parse().unwrap(), Slept::default()));
         let copy = Request::copy(extent(0, 8), extent(20, 8), Expectations::NONE, Durability::Volatile);
@@ -366,12 +366,12 @@ fn what_the_inner_device_does_not_do_itself_is_aborted_too() {
     let faulty =
         |rules: &str| Gate::new("fault", FaultLayer::new(Rc::clone(&inner), rules.parse().unwrap(), Slept::default()));
     let plain = faulty("delay=1ms");
-    assert_eq!(plain.abilities().verify, Ability::Emulated);
+    assert_eq!(plain.abilities().get(RequestKind::Verify), Ability::Emulated);
     assert!(verify(&plain, extent(0, 8)).is_ok());
     let aborting = faulty("abort-verify@5;abort-discard");
     assert_eq!(*verify(&aborting, extent(0, 8)).unwrap_err().kind(), ErrorKind::Absent(RequestKind::Verify));
     assert!(verify(&aborting, extent(6, 8)).is_ok(), "the inner gate reads them");
-    assert_eq!(aborting.abilities().discard, Ability::Absent, "nobody claims what nobody can do");
+    assert_eq!(aborting.abilities().get(RequestKind::Discard), Ability::Absent, "nobody claims what nobody can do");
     // With faults of reads, blocks are read, so there is no Verify to abort.
     let unreadable = faulty("abort-verify;read-error@3");
     assert_eq!(bad_blocks(verify(&unreadable, extent(0, 8))), [(3, BadBlockCause::Media)]);

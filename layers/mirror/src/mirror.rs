@@ -11,7 +11,9 @@ pub(crate) mod write_intent;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Ability, Clock, Condition, Error, ErrorKind, Freshness, Geometry, RangeLock};
+use sealblock_block::{
+    Abilities, Ability, Clock, Condition, Error, ErrorKind, Freshness, Geometry, RangeLock, RequestKind,
+};
 use sealblock_units::Extent;
 use smallvec::SmallVec;
 
@@ -512,30 +514,12 @@ impl<C: Clock> std::fmt::Debug for Mirror<C> {
 /// The abilities of a mirror of these devices: those that all of them have.
 pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
     let all = |can: &dyn Fn(&Abilities) -> bool| devices.iter().all(can);
-    let when = |can: bool| if can { Ability::Native } else { Ability::Absent };
+    let all_have = |kind| Ability::native_if(all(&|of| of.get(kind) == Ability::Native));
     let unmap_zeroes = all(&|of| of.unmap_zeroes);
-    Abilities {
+    let abilities = Abilities {
         writable: !read_only && all(&|of| of.writable),
-        // Once, in front of the mirror, and not by each replica.
-        seals_writes: Ability::Absent,
-        // A bad block of one replica is read from another one; combining the remains of all of them would not give a
-        // valid block.
-        salvage: Ability::Absent,
-        verify: Ability::Native,
-        compare: Ability::Native,
-        // Blocks must read the same on all replicas after a Discard, so the mirror zeroes them.
-        discard: when(unmap_zeroes),
-        write_zeroes: Ability::Native,
-        // The copies of a Copy would come from as many sources, of which any may be damaged.
-        copy: Ability::Absent,
         // One replica may miscompare where another one has written already.
         compare_and_write_blocks: 0,
-        write_uncorrectable: when(all(&|of| of.write_uncorrectable == Ability::Native)),
-        checksum: Ability::Native,
-        checksum_crc32c: Ability::Native,
-        repair: Ability::Native,
-        block_status: Ability::Absent,
-        reserved: when(all(&|of| of.reserved == Ability::Native)),
         // Bitmap pages belong to the mirror, as the label does.
         bitmap_pages: 0,
         unmap_zeroes,
@@ -544,7 +528,20 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         copies: true,
         // The freshness of a mirror is not that of each replica: it is determined when the mirror is opened.
         freshness: Freshness::Current,
-    }
+        ..Abilities::BASIC
+    };
+    // Absent are: a Write without tags, whose tags are made once, in front of the mirror, and not by each replica; a
+    // Salvage, because a bad block of one replica is read from another one, and combining the remains of all of them
+    // would not give a valid block; and a Copy, whose copies would come from as many sources, of which any may be
+    // damaged.
+    abilities
+        .with([RequestKind::Verify, RequestKind::Compare, RequestKind::WriteZeroes], Ability::Native)
+        .with([RequestKind::Repair], Ability::Native)
+        .with_checksums(Ability::Native)
+        // Blocks must read the same on all replicas after a Discard, so the mirror zeroes them.
+        .with([RequestKind::Discard], Ability::native_if(unmap_zeroes))
+        .with([RequestKind::WriteUncorrectable], all_have(RequestKind::WriteUncorrectable))
+        .with([RequestKind::ReadReserved], all_have(RequestKind::ReadReserved))
 }
 
 /// The blocks that both extents have.

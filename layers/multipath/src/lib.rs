@@ -241,7 +241,7 @@ impl<C: Clock + 'static> Device for MultipathLayer<C> {
 
     fn abilities(&self) -> Abilities {
         // A late write to the reserved area could not be distinguished from a newer one.
-        Abilities { reserved: Ability::Absent, ..self.0.abilities() }
+        self.0.abilities().with([RequestKind::ReadReserved], Ability::Absent)
     }
 
     async fn execute(&self, request: Request) -> Outcome {

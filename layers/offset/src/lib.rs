@@ -15,7 +15,7 @@ use std::iter::repeat;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Checksum, Coverage, Device, Error, ErrorKind, Geometry,
-    Outcome, Request, Response, Unchecked, VerifyStats, WriteData,
+    Outcome, Request, RequestKind, Response, Unchecked, VerifyStats, WriteData,
 };
 use sealblock_integrity::{Field, PiFormat};
 use sealblock_units::{Extent, Lba};
@@ -170,7 +170,7 @@ impl<D: Device> Device for OffsetLayer<D> {
 
     fn abilities(&self) -> Abilities {
         // The reserved area belongs to the whole inner device, not to this run.
-        Abilities { reserved: Ability::Absent, salvage: Ability::Absent, ..self.inner.abilities() }
+        self.inner.abilities().with([RequestKind::ReadReserved, RequestKind::Salvage], Ability::Absent)
     }
 
     async fn execute(&self, request: Request) -> Outcome {

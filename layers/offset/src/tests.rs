@@ -6,7 +6,7 @@ use std::rc::Rc;
 use futures_util::FutureExt;
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, Durability, ErrorKind, Expectations, Gate,
-    Geometry, Outcome, Request, Response,
+    Geometry, Outcome, Request, RequestKind, Response,
 };
 use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::{Corruption, MemoryDevice};
@@ -194,7 +194,7 @@ impl Device for Copies {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { copy: Ability::Native, ..self.0.abilities() }
+        self.0.abilities().with([RequestKind::Copy], Ability::Native)
     }
 
     async fn execute(&self, request: Request) -> Outcome {
@@ -207,7 +207,7 @@ impl Device for Copies {
 fn source_and_destination_of_a_copy_are_shifted_and_its_bad_blocks_back() {
     let below = Rc::new(Gate::new("below", Copies(MemoryDevice::new(BlockSize::B512, 200, None), Cell::default())));
     let gate = Gate::new("run", OffsetLayer::new(Rc::clone(&below), Lba::new(FIRST), BLOCKS).unwrap());
-    assert_eq!(gate.abilities().copy, Ability::Native);
+    assert_eq!(gate.abilities().get(RequestKind::Copy), Ability::Native);
     let copy = |source, to| Request::copy(source, to, Expectations::NONE, Durability::Volatile);
     let error = run(&gate, copy(extent(3, 5), extent(20, 5))).unwrap_err();
     assert_eq!(below.device().1.take(), Some((extent(FIRST + 3, 5), extent(FIRST + 20, 5))));

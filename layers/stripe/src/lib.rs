@@ -346,10 +346,12 @@ impl<D: Device> Device for StripeLayer<D> {
         let all = each.reduce(|a, b| a.intersect(&b)).expect("a stripe has a member");
         // The reserved area of one member is enough, and only a write to one device is atomic.
         // Source and destination may be on different members, and so may blocks that must change atomically.
-        let (reserved, copy) = (self.members[0].abilities().reserved, Ability::Absent);
+        let reserved = self.members[0].abilities().get(RequestKind::ReadReserved);
         let behind = if self.is_any_behind { Freshness::MayBeOlder(WhyOlder::RolledBack) } else { Freshness::Current };
         let freshness = all.freshness.and(behind);
-        Abilities { reserved, copy, salvage: Ability::Absent, compare_and_write_blocks: 0, freshness, ..all }
+        Abilities { compare_and_write_blocks: 0, freshness, ..all }
+            .with([RequestKind::ReadReserved], reserved)
+            .with([RequestKind::Copy, RequestKind::Salvage], Ability::Absent)
     }
 
     async fn execute(&self, request: Request) -> Outcome {

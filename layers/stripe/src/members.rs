@@ -5,7 +5,7 @@
 //! and is refused.
 
 use futures_util::future::join_all;
-use sealblock_block::{Ability, Device, Error, ErrorKind, Request, ReservedArea, Response, is_unwritten};
+use sealblock_block::{Device, Error, ErrorKind, Request, RequestKind, ReservedArea, Response, is_unwritten};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, ByteCount};
 
@@ -171,7 +171,7 @@ pub(crate) fn is_any_behind(labels: &[Label]) -> bool {
 
 /// Reads the label of a device; `None` if it has none.
 async fn read<D: Device>(member: usize, device: &D) -> Result<Option<Label>, AssembleError> {
-    if device.abilities().reserved != Ability::Native {
+    if !device.abilities().is_native(RequestKind::ReadReserved) {
         return Err(AssembleError::NoRoom(member));
     }
     let bytes = match read_label_bytes(device).await {

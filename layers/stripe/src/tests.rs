@@ -10,7 +10,7 @@ use std::task::Poll;
 use futures_util::FutureExt;
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, Durability, Error, ErrorKind, Expectations, Gate,
-    Geometry, Limits, MemberPath, Outcome, Request, Response,
+    Geometry, Limits, MemberPath, Outcome, Request, RequestKind, Response,
 };
 use sealblock_integrity::{ChecksumKind, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::{Corruption, MemoryDevice};
@@ -262,24 +262,24 @@ fn a_stripe_has_the_abilities_that_all_members_have() {
     let requested = Rc::default();
     let of = |change: fn(&mut Abilities)| {
         let mut members = vec![Scripted::with(&requested, 0, None), Scripted::with(&requested, 0, None)];
-        members[0].abilities.copy = Ability::Native;
+        members[0].abilities.set(RequestKind::Copy, Ability::Native);
         change(&mut members[1].abilities);
         StripeLayer::new(members, ByteCount::new(4096)).unwrap().abilities()
     };
     assert_eq!(of(|_| ()), Abilities::COMPLETE);
     let without = of(|member| {
-        member.verify = Ability::Emulated;
-        member.discard = Ability::Absent;
+        member.set(RequestKind::Verify, Ability::Emulated);
+        member.set(RequestKind::Discard, Ability::Absent);
         member.writable = false;
         member.unmap_zeroes = false;
     });
     assert_eq!(
-        (without.verify, without.discard, without.compare),
+        (without.get(RequestKind::Verify), without.get(RequestKind::Discard), without.get(RequestKind::Compare)),
         (Ability::Emulated, Ability::Absent, Ability::Native)
     );
     assert!(!without.writable && !without.unmap_zeroes);
     // Source and destination may be on different members.
-    assert_eq!(of(|member| member.copy = Ability::Native).copy, Ability::Absent);
+    assert_eq!(of(|member| member.set(RequestKind::Copy, Ability::Native)).get(RequestKind::Copy), Ability::Absent);
 }
 
 /// A change of a response.

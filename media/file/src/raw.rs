@@ -2,7 +2,7 @@
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, BlockState, Device, Durability, Error, ErrorKind, Geometry, Limits,
-    Medium, MediumError, MediumErrorKind, Operation, Outcome, Request, Response, StatusRuns,
+    Medium, MediumError, MediumErrorKind, Operation, Outcome, Request, RequestKind, Response, StatusRuns,
 };
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_units::{BlockCount, BlockSize, Extent};
@@ -151,15 +151,10 @@ impl<M: Medium> Device for RawDevice<M> {
     }
 
     fn abilities(&self) -> Abilities {
-        let punches = self.medium.can_punch();
-        Abilities {
-            writable: !self.medium.is_read_only(),
-            discard: if self.medium.can_discard() { Ability::Native } else { Ability::Absent },
-            write_zeroes: Ability::Native,
-            block_status: Ability::Native,
-            unmap_zeroes: punches,
-            ..Abilities::BASIC
-        }
+        let (writable, unmap_zeroes) = (!self.medium.is_read_only(), self.medium.can_punch());
+        Abilities { writable, unmap_zeroes, ..Abilities::BASIC }
+            .with([RequestKind::WriteZeroes, RequestKind::BlockStatus], Ability::Native)
+            .with([RequestKind::Discard], Ability::native_if(self.medium.can_discard()))
     }
 
     async fn execute(&self, request: Request) -> Outcome {

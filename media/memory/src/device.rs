@@ -426,6 +426,10 @@ impl MemoryDevice {
     }
 }
 
+/// What every device in memory can do.
+const ABILITIES: Abilities = Abilities::COMPLETE
+    .with([RequestKind::Salvage, RequestKind::BlockStatus, RequestKind::ReadReserved], Ability::Native);
+
 impl Device for MemoryDevice {
     fn geometry(&self) -> &Geometry {
         &self.geometry
@@ -434,12 +438,9 @@ impl Device for MemoryDevice {
     fn abilities(&self) -> Abilities {
         let bytes = self.geometry.capacity_blocks.saturating_mul(self.geometry.block_size.bytes() as u64);
         Abilities {
-            reserved: Ability::Native,
             bitmap_pages: ReservedArea::bitmap_pages(bytes),
-            block_status: Ability::Native,
-            salvage: Ability::Native,
             seals: self.geometry.protection.is_some(),
-            ..Abilities::COMPLETE
+            ..ABILITIES
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Pure, so that tests cover every inconsistent server.
 
-use sealblock_block::{Abilities, Ability, Freshness, Geometry, Limits};
+use sealblock_block::{Abilities, Ability, Freshness, Geometry, Limits, RequestKind};
 use sealblock_protocols_nbd::client::ExportInfo;
 use sealblock_protocols_nbd::wire::transmission;
 use sealblock_units::{BlockCount, BlockSize};
@@ -40,18 +40,17 @@ impl ExportProfile {
             ..Limits::new(block_size, max_bytes as usize, blocks(options.zero_bytes.into(), block).get())
         };
         let has = |flag| info.has(flag);
-        let native = |there: bool| if there { Ability::Native } else { Ability::Absent };
         let abilities = Abilities {
             writable: !has(t::READ_ONLY),
-            discard: native(has(t::SEND_TRIM)),
-            write_zeroes: native(has(t::SEND_WRITE_ZEROES)),
-            block_status: native(info.context.is_some()),
             // NBD has no flag that promises a hole after WRITE_ZEROES.
             unmap_zeroes: false,
             offloads: true,
             freshness: Freshness::from_bits(info.older),
             ..Abilities::BASIC
-        };
+        }
+        .with([RequestKind::Discard], Ability::native_if(has(t::SEND_TRIM)))
+        .with([RequestKind::WriteZeroes], Ability::native_if(has(t::SEND_WRITE_ZEROES)))
+        .with([RequestKind::BlockStatus], Ability::native_if(info.context.is_some()));
         let capacity_blocks = info.size_bytes >> block_size.shift();
         let geometry = Geometry { block_size, capacity_blocks, protection: None, limits };
         Ok(ExportProfile {
@@ -198,11 +197,13 @@ mod tests {
         use transmission as t;
         let none = profile(1 << 20, BlockSizes::default(), t::HAS_FLAGS | t::READ_ONLY).unwrap();
         assert!(!none.abilities.writable && !none.flush && !none.fua && !none.can_multi_conn);
-        assert_eq!((none.abilities.discard, none.abilities.write_zeroes), (Ability::Absent, Ability::Absent));
+        let removing =
+            |abilities: Abilities| [RequestKind::Discard, RequestKind::WriteZeroes].map(|kind| abilities.get(kind));
+        assert_eq!(removing(none.abilities), [Ability::Absent; 2]);
         let flags = t::SEND_FLUSH | t::SEND_FUA | t::SEND_TRIM | t::SEND_WRITE_ZEROES | t::CAN_MULTI_CONN;
         let all = profile(1 << 20, BlockSizes::default(), flags).unwrap();
         assert!(all.abilities.writable && all.flush && all.fua && all.can_multi_conn && !all.abilities.unmap_zeroes);
-        assert_eq!((all.abilities.discard, all.abilities.write_zeroes), (Ability::Native, Ability::Native));
+        assert_eq!(removing(all.abilities), [Ability::Native; 2]);
         assert!(matches!(all.check_unchanged(&none), Err(ConnectError::Changed { .. })));
         assert!(all.check_unchanged(&all).is_ok());
         let larger = profile(2 << 20, BlockSizes::default(), flags).unwrap();

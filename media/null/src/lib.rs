@@ -10,7 +10,7 @@ use std::cell::RefCell;
 
 use sealblock_block::{
     Abilities, Ability, BlockState, Coverage, Device, ErrorKind, Geometry, Limits, Operation, Outcome, Request,
-    Response, StatusRun, VerifyStats, WriteData,
+    RequestKind, Response, StatusRun, VerifyStats, WriteData,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -109,12 +109,11 @@ impl Device for NullDevice {
 
     fn abilities(&self) -> Abilities {
         // This device has no state, so it cannot mark blocks bad.
-        Abilities {
-            write_uncorrectable: Ability::Absent,
-            checksum: Ability::Absent,
-            checksum_crc32c: Ability::Absent,
-            block_status: Ability::Native,
-            ..Abilities::COMPLETE
+        const {
+            Abilities::COMPLETE
+                .with([RequestKind::WriteUncorrectable], Ability::Absent)
+                .with_checksums(Ability::Absent)
+                .with([RequestKind::BlockStatus], Ability::Native)
         }
     }
 

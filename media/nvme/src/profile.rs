@@ -2,8 +2,8 @@
 //!
 //! Pure, so that tests cover every inconsistent target. Every field is checked before use.
 
-use sealblock_block::{Abilities, Ability, Freshness, Geometry, Limits};
-use sealblock_integrity::{GuardKind, PiFormat, PiPosition, ProtectionType};
+use sealblock_block::{Abilities, Ability, Freshness, Geometry, Limits, RequestKind};
+use sealblock_integrity::{ChecksumKind, GuardKind, PiFormat, PiPosition, ProtectionType};
 use sealblock_protocols_nvme::extensions::{Extensions, ReservedArea};
 use sealblock_protocols_nvme::identify::{
     Ctratt, Dlfeat, NamespaceFormat, NamespaceId, Nmic, Oacs, Oncs, Vwc, limit_bytes,
@@ -383,39 +383,37 @@ fn count(blocks: u64) -> BlockCount {
 
 fn abilities(pages: &IdentifyPages, pi_mode: PiMode, has_only_tuples: bool, keeps_tags: bool) -> Abilities {
     let oncs = pages.controller.oncs;
-    let when = |bit| if oncs.contains(bit) { Ability::Native } else { Ability::Absent };
-    let has = |bit| if pages.extensions.contains(bit) { Ability::Native } else { Ability::Absent };
+    let when = |bit| Ability::native_if(oncs.contains(bit));
+    let has = |bit| pages.extensions.contains(bit);
     let max = pages.controller.max_transfer_bytes(pages.capabilities.min_page_bytes());
     let fits = ReservedArea::ALL.iter().all(|area| max.is_none_or(|max| area.frame_bytes() as u64 <= max));
     let dlfeat = pages.namespace.dlfeat;
     let nsattr = pages.namespace.nsattr | pages.independent.map_or(0, |page| page.nsattr);
-    Abilities {
+    let mut abilities = Abilities {
         writable: nsattr & WRITE_PROTECTED == 0,
-        seals_writes: Ability::Absent,
-        salvage: Ability::Absent,
-        verify: when(Oncs::VERIFY),
-        // Compare treats other metadata as data, and its contents are unknown here.
-        compare: if has_only_tuples { when(Oncs::COMPARE) } else { Ability::Absent },
-        discard: when(Oncs::DATASET_MANAGEMENT),
-        write_zeroes: when(Oncs::WRITE_ZEROES),
-        copy: if keeps_tags { when(Oncs::COPY) } else { Ability::Absent },
         // Set by media that can send fused commands.
         compare_and_write_blocks: 0,
-        write_uncorrectable: Ability::Absent,
         unmap_zeroes: oncs.contains(Oncs::WRITE_ZEROES)
             && dlfeat.reads_zeroes()
             && dlfeat.contains(Dlfeat::WRITE_ZEROES_DEALLOCATE),
         offloads: true,
-        checksum: has(Extensions::CHECKSUM),
-        checksum_crc32c: has(Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C),
-        repair: Ability::Absent,
-        block_status: Ability::Absent,
-        reserved: if fits { has(Extensions::RESERVED) } else { Ability::Absent },
         bitmap_pages: if fits { pages.bitmap_pages } else { 0 },
-        seals: pi_mode.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
-        copies: pages.extensions.contains(Extensions::COPIES),
+        seals: pi_mode.kept().is_some() || has(Extensions::SEALS),
+        copies: has(Extensions::COPIES),
         freshness: Freshness::from_bits(pages.extensions.older()),
-    }
+        ..Abilities::BASIC
+    };
+    let both_kinds = Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C;
+    abilities.set_checksum(ChecksumKind::Crc64Nvme, Ability::native_if(has(Extensions::CHECKSUM)));
+    abilities.set_checksum(ChecksumKind::Crc32c, Ability::native_if(has(both_kinds)));
+    abilities
+        .with([RequestKind::Verify], when(Oncs::VERIFY))
+        // Compare treats other metadata as data, and its contents are unknown here.
+        .with([RequestKind::Compare], Ability::native_if(has_only_tuples && oncs.contains(Oncs::COMPARE)))
+        .with([RequestKind::Discard], when(Oncs::DATASET_MANAGEMENT))
+        .with([RequestKind::WriteZeroes], when(Oncs::WRITE_ZEROES))
+        .with([RequestKind::Copy], Ability::native_if(keeps_tags && oncs.contains(Oncs::COPY)))
+        .with([RequestKind::ReadReserved], Ability::native_if(fits && has(Extensions::RESERVED)))
 }
 
 /// True if blocks have no metadata other than their tuples.

@@ -1,8 +1,8 @@
 //! Block requests as NVM commands.
 
 use sealblock_block::{
-    Ability, BadBlockCause, BadBlocks, Coverage, Durability, Error, ErrorKind, Expectations, Outcome, RequestKind,
-    Response, Tally, VerifyStats,
+    BadBlockCause, BadBlocks, Coverage, Durability, Error, ErrorKind, Expectations, Outcome, RequestKind, Response,
+    Tally, VerifyStats,
 };
 use sealblock_integrity::Sealed;
 use sealblock_protocols_nvme::nvm::{
@@ -54,7 +54,7 @@ impl<N: Namespace> Requests<'_, N> {
 
     /// The command that searches for bad blocks.
     pub fn probe(&self) -> Probe {
-        if self.0.profile().abilities.verify == Ability::Native { Probe::Verify } else { Probe::Read }
+        if self.0.profile().abilities.is_native(RequestKind::Verify) { Probe::Verify } else { Probe::Read }
     }
 
     /// Writes blocks, with tags made here or by the controller.

@@ -7,11 +7,16 @@ pub(crate) mod read;
 pub(crate) mod write;
 
 use sealblock_block::{
-    Abilities, Ability, Clock, Device, ErrorKind, Geometry, Medium, Operation, Outcome, Request, Response,
+    Abilities, Ability, Clock, Device, ErrorKind, Geometry, Medium, Operation, Outcome, Request, RequestKind, Response,
 };
 
 use crate::space::turns;
 use crate::volume::Volume;
+
+/// What every volume can do.
+const ABILITIES: Abilities = Abilities::COMPLETE
+    .with([RequestKind::Salvage, RequestKind::BlockStatus, RequestKind::ReadReserved], Ability::Native)
+    .with([RequestKind::Compare], Ability::Absent);
 
 impl<M: Medium, C: Clock> Device for Volume<M, C> {
     fn geometry(&self) -> &Geometry {
@@ -21,27 +26,11 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
     fn abilities(&self) -> Abilities {
         Abilities {
             writable: !self.is_read_only,
-            seals_writes: Ability::Native,
-            verify: Ability::Native,
-            salvage: Ability::Native,
-            compare: Ability::Absent,
-            discard: Ability::Native,
-            write_zeroes: Ability::Native,
-            copy: Ability::Absent,
-            compare_and_write_blocks: 0,
-            write_uncorrectable: Ability::Native,
-            checksum: Ability::Native,
-            checksum_crc32c: Ability::Native,
-            repair: Ability::Absent,
-            block_status: Ability::Native,
-            reserved: Ability::Native,
             bitmap_pages: self.layout.bitmap_pages(),
-            unmap_zeroes: true,
-            offloads: false,
             // Also without protection information: each map entry has a CRC-32C of its block.
             seals: true,
-            copies: false,
             freshness: self.freshness(),
+            ..ABILITIES
         }
     }
 

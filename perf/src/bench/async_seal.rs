@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use sealblock_block::{
-    Abilities, Ability, Device, DynDevice, Gate, Geometry, Medium, Outcome as BlockOutcome, Request,
+    Abilities, Ability, Device, DynDevice, Gate, Geometry, Medium, Outcome as BlockOutcome, Request, RequestKind,
 };
 use sealblock_integrity::{PiFormat, Sealed, Tags};
 use sealblock_layers_fault::{FaultMedium, Rules};
@@ -167,7 +167,7 @@ impl<D: Device> Device for SealedBefore<D> {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { seals_writes: Ability::Absent, ..self.0.abilities() }
+        self.0.abilities().with([RequestKind::Write], Ability::Absent)
     }
 
     async fn execute(&self, request: Request) -> BlockOutcome {

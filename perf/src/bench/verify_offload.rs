@@ -13,7 +13,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use sealblock_block::{Abilities, Ability, Device, Expectations, Gate, Geometry, Outcome as BlockOutcome, Request};
+use sealblock_block::{
+    Abilities, Ability, Device, Expectations, Gate, Geometry, Outcome as BlockOutcome, Request, RequestKind,
+};
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_runtime_reactor::{Config, CoreHandle, Reactor};
 use sealblock_units::ByteCount;
@@ -143,7 +145,7 @@ type Reading = Gate<Lacking<NvmeTcpDevice>>;
 
 /// The same device; this host reads, instead of the target verifying.
 fn by_reading(device: NvmeTcpDevice) -> Reading {
-    let left = |abilities| Abilities { verify: Ability::Absent, ..abilities };
+    let left = |abilities: Abilities| abilities.with([RequestKind::Verify], Ability::Absent);
     Gate::new("emulated", Lacking { inner: device, left })
 }
 

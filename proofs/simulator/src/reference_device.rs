@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, Device, Durability, DynDevice, Error, ErrorKind, Expectations, Geometry,
-    Limits, Medium, Operation, Outcome, Request, Response,
+    Limits, Medium, Operation, Outcome, Request, RequestKind, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags, Unverified, guard};
 use sealblock_runtime_memory::Buffer;
@@ -187,7 +187,7 @@ impl Device for ReferenceDevice {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { discard: Ability::Native, write_zeroes: Ability::Native, ..Abilities::BASIC }
+        Abilities::BASIC.with([RequestKind::Discard, RequestKind::WriteZeroes], Ability::Native)
     }
 
     async fn execute(&self, request: Request) -> Outcome {

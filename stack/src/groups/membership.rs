@@ -8,8 +8,8 @@
 use std::cell::Cell;
 
 use sealblock_block::{
-    Abilities, Ability, Device, DynDevice, ErrorKind as BlockFailure, Geometry, Operation, Outcome, Request,
-    RequestKind, ReservedArea, Response,
+    Abilities, Device, DynDevice, ErrorKind as BlockFailure, Geometry, Operation, Outcome, Request, RequestKind,
+    ReservedArea, Response,
 };
 use sealblock_layers_mirror::label::{Label as MirrorLabel, ReplicaState};
 use sealblock_layers_mirror::mark_written_alone;
@@ -88,7 +88,9 @@ impl Membership {
 /// # Errors
 /// If it is a member of a group and `--force-member` is not given; it is closed then. If its label cannot be read or marked.
 pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget, StackError> {
-    if matches!(usage, Usage::Unchanged | Usage::Member) || opened.device.abilities().reserved != Ability::Native {
+    if matches!(usage, Usage::Unchanged | Usage::Member)
+        || !opened.device.abilities().is_native(RequestKind::ReadReserved)
+    {
         return Ok(opened);
     }
     let membership = match membership(&opened).await {

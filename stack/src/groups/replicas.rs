@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
 use futures_util::future::{LocalBoxFuture, join_all};
-use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response, WhyOlder};
+use sealblock_block::{Device, DynDevice, Error, Request, RequestKind, ReservedArea, Response, WhyOlder};
 use sealblock_layers_mirror::label::{LabelError, ReplicaState};
 use sealblock_layers_mirror::{
     Answered, Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaInfo, ReplicaSource,
@@ -499,7 +499,8 @@ impl OpenReplica {
     /// repairs write no other label and would be refused.
     pub async fn claim(&self, stack: &DynDevice) -> Result<(), Error> {
         let of = stack.abilities();
-        if !self.access.writes() || !is_remote(&self.target) || !of.writable || of.reserved != Ability::Native {
+        if !self.access.writes() || !is_remote(&self.target) || !of.writable || !of.is_native(RequestKind::ReadReserved)
+        {
             return Ok(());
         }
         let slot = ReservedArea::GroupLabel;

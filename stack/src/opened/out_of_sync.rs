@@ -4,7 +4,7 @@
 //! The mirror itself goes by the labels of all its replicas, and so does another host's mirror: their members are not marked.
 
 use sealblock_block::{
-    Abilities, Ability, Device, ErrorKind, Freshness, Geometry, Outcome, Request, RequestKind, ReservedArea, Response,
+    Abilities, Device, ErrorKind, Freshness, Geometry, Outcome, Request, RequestKind, ReservedArea, Response,
     Unchecked, WhyOlder,
 };
 use sealblock_layers_mirror::label::{Label, ReplicaState};
@@ -14,7 +14,7 @@ use crate::opened::OpenTarget;
 /// The same target, which says that it may be older than what was written if its label does, or if it had one that is lost.
 pub(crate) async fn mark(opened: OpenTarget) -> OpenTarget {
     let abilities = opened.device.abilities();
-    if abilities.reserved != Ability::Native || !abilities.freshness.is_current() {
+    if !abilities.is_native(RequestKind::ReadReserved) || !abilities.freshness.is_current() {
         return opened;
     }
     let why = match opened.device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {

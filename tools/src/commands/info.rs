@@ -72,7 +72,7 @@ const OPERATIONS: [(RequestKind, &str); 13] = [
 /// are listed apart.
 fn abilities(opened: &OpenTarget) -> impl Iterator<Item = (&'static str, &'static str)> {
     let of = Abilities { writable: true, ..opened.device.abilities() };
-    let is_unknown = of.discard == Ability::Absent && hides_discard(&opened.info);
+    let is_unknown = of.get(RequestKind::Discard) == Ability::Absent && hides_discard(&opened.info);
     let way = move |kind, ability| match kind {
         RequestKind::Discard if is_unknown => "unknown",
         _ => way_text(ability),

@@ -20,8 +20,9 @@ fn checksum_of(gate: &Gate<FakeDevice>, kind: ChecksumKind, start: u64, blocks: 
 /// A device with or without native checksums of each kind, which accepts `max_blocks` blocks at once.
 fn device(native: [bool; 2], max_blocks: u32) -> FakeDevice {
     let mut device = FakeDevice::limited(Some(TYPE1), max_blocks);
-    let [crc64, crc32c] = native.map(|native| if native { Ability::Native } else { Ability::Absent });
-    (device.abilities.checksum, device.abilities.checksum_crc32c) = (crc64, crc32c);
+    for (kind, native) in ChecksumKind::ALL.into_iter().zip(native) {
+        device.abilities.set_checksum(kind, Ability::native_if(native));
+    }
     device
 }
 
@@ -82,7 +83,7 @@ fn every_bad_block_fails_a_checksum() {
 fn without_a_block_status_all_blocks_are_allocated() {
     for (ability, state) in [(Ability::Absent, BlockState::Allocated), (Ability::Native, BlockState::Hole)] {
         let mut device = FakeDevice::new(None);
-        device.abilities.block_status = ability;
+        device.abilities.set(RequestKind::BlockStatus, ability);
         let response = run(device.gate().execute(Request::block_status(extent(2, 9)))).unwrap();
         let Response::BlockStatus(runs) = response else { panic!("no runs but {response:?}") };
         assert_eq!(runs.iter().map(|run| u64::from(run.blocks.get())).sum::<u64>(), 9);
@@ -108,7 +109,7 @@ fn reserved(area: ReservedArea, bytes: usize) -> Request {
 #[test]
 fn a_reserved_area_takes_at_most_the_maximum_length_of_each_part() {
     let mut device = FakeDevice::new(None);
-    device.abilities.reserved = Ability::Native;
+    device.abilities.set(RequestKind::ReadReserved, Ability::Native);
     let gate = device.gate();
     for area in ReservedArea::ALL {
         let max_bytes = area.max_bytes();
@@ -117,7 +118,8 @@ fn a_reserved_area_takes_at_most_the_maximum_length_of_each_part() {
         assert!(matches!(rejected, ErrorKind::Limit { limit, actual, .. } if limit + 1 == actual), "{rejected:?}");
     }
     let mut reader = FakeDevice::new(None);
-    (reader.abilities.reserved, reader.abilities.writable) = (Ability::Native, false);
+    reader.abilities.set(RequestKind::ReadReserved, Ability::Native);
+    reader.abilities.writable = false;
     let reader = reader.gate();
     let rejected = run(reader.execute(reserved(ReservedArea::ScrubState, 1))).unwrap_err().into_kind();
     assert_eq!(rejected, ErrorKind::ReadOnly);

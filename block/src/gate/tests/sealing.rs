@@ -19,7 +19,7 @@ fn unsealed(start: u64, blocks: u64, format: Option<PiFormat>) -> Request {
 
 fn device(blocks: u32, seals_writes: Ability) -> FakeDevice {
     let mut device = FakeDevice::limited(Some(TYPE1), blocks);
-    device.abilities = Abilities { seals_writes, ..Abilities::BASIC };
+    device.abilities = Abilities::BASIC.with([Write], seals_writes);
     device
 }
 
@@ -27,7 +27,7 @@ fn device(blocks: u32, seals_writes: Ability) -> FakeDevice {
 fn data_are_sealed_in_front_of_a_device_that_does_not_and_only_there() {
     for (ability, seen, shown) in [(Ability::Absent, 0, Ability::Emulated), (Ability::Native, 4, Ability::Native)] {
         let gate = device(8, ability).gate();
-        assert_eq!(gate.abilities().seals_writes, shown);
+        assert_eq!(gate.abilities().get(Write), shown);
         done(run(gate.execute(unsealed(5, 20, Some(TYPE1)))));
         let pieces = [(Write, 5, 3, None), (Write, 8, 8, None), (Write, 16, 8, None), (Write, 24, 1, None)];
         assert_eq!(gate.device().take_seen(), pieces);

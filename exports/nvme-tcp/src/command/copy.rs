@@ -5,7 +5,7 @@
 //! its guard and its application and storage tags; only the reference tag becomes that of the destination. No guard is
 //! computed from data that were read, so a guard that its host wrote wrong stays wrong.
 
-use sealblock_block::{Ability, Device, Durability, ErrorKind, Expectations, Request, RequestKind, Response};
+use sealblock_block::{Device, Durability, ErrorKind, Expectations, Request, RequestKind, Response};
 use sealblock_integrity::{Checks, Keep, PiFormat, ProtectionType, RebaseTags, Sealed, Tags, Unverified, rebase};
 use sealblock_protocols_nvme::nvm::{CopyCommand, CopyLimits, CopyRange};
 use sealblock_protocols_nvme::{Count8, StatusCode};
@@ -108,7 +108,7 @@ async fn copy_range(
 /// True if the device copies, the copy has the same tags as its source, and what PRINFOW requires of them is included
 /// in the checks of the source. No device copies if reference tags depend on the address.
 fn stays_as_it_is(namespace: &NamespaceHandle, args: &CopyCommand, expected: &Checks) -> bool {
-    if namespace.device.abilities().copy != Ability::Native {
+    if !namespace.device.abilities().is_native(RequestKind::Copy) {
         return false;
     }
     match (namespace.device.geometry().protection, namespace.format()) {

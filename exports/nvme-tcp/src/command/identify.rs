@@ -1,6 +1,6 @@
 //! Identify data of a controller and its namespaces.
 
-use sealblock_block::Ability;
+use sealblock_block::{Ability, RequestKind};
 use sealblock_integrity::{GuardKind, PiFormat};
 use sealblock_protocols_nvme::admin::{Cns, Identify};
 use sealblock_protocols_nvme::features::EventConfiguration;
@@ -101,7 +101,7 @@ fn identify_namespace(namespace: &Namespace) -> NamespacePage {
     let (geometry, abilities) = (namespace.device.geometry(), namespace.device.abilities());
     let blocks = geometry.capacity_blocks;
     // Deallocated blocks read as zeroes only if the device guarantees it.
-    let dlfeat = match abilities.unmap_zeroes && abilities.write_zeroes != Ability::Absent {
+    let dlfeat = match abilities.unmap_zeroes && abilities.get(RequestKind::WriteZeroes) != Ability::Absent {
         true => Dlfeat::READS_ZEROES | Dlfeat::WRITE_ZEROES_DEALLOCATE,
         false => Dlfeat::NONE,
     };

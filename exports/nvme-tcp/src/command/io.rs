@@ -438,7 +438,7 @@ async fn deallocate(
         geometry.check(*extent).map_err(|error| CommandError::of_error(&error, RequestKind::Discard))?;
     }
     let is_asked = dsm.attributes.contains(DsmAttributes::DEALLOCATE) && !extents.is_empty();
-    if !is_asked || namespace.device.abilities().discard == Ability::Absent {
+    if !is_asked || namespace.device.abilities().get(RequestKind::Discard) == Ability::Absent {
         return Ok(Reply::Done(0));
     }
     let most = step_blocks(&IoCommand::DatasetManagement(dsm), geometry.block_size);
@@ -511,10 +511,12 @@ fn has_operation(namespace: &Namespace, io: &IoCommand, command: &Command) -> Re
     let abilities = namespace.device.abilities();
     let is_absent = |ability| ability == Ability::Absent;
     match io {
-        IoCommand::WriteUncorrectable(_) if is_absent(abilities.write_uncorrectable) => {
+        IoCommand::WriteUncorrectable(_) if is_absent(abilities.get(RequestKind::WriteUncorrectable)) => {
             Err(Invalid::Opcode(command.opcode).into())
         }
-        IoCommand::Checksum(_) if is_absent(abilities.checksum) => Err(Invalid::Opcode(command.opcode).into()),
+        IoCommand::Checksum(_) if is_absent(abilities.get(RequestKind::Checksum)) => {
+            Err(Invalid::Opcode(command.opcode).into())
+        }
         IoCommand::Checksum(asked) if is_absent(abilities.of_checksum(asked.kind)) => Err(Checksum::UNKNOWN.into()),
         _ => Ok(()),
     }

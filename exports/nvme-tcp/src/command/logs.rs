@@ -1,10 +1,11 @@
 //! Get Log Page, and the content of the log pages.
 
+use sealblock_integrity::ChecksumKind;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use sealblock_block::Ability;
+use sealblock_block::{Ability, RequestKind};
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog};
 use sealblock_protocols_nvme::logs::{
@@ -126,9 +127,9 @@ fn extensions(namespace: &Namespace) -> Extensions {
     let abilities = namespace.device.abilities();
     let when = |ability, extension| if ability == Ability::Absent { Extensions::NONE } else { extension };
     let if_so = |is_so, extension| if is_so { extension } else { Extensions::NONE };
-    let known = when(abilities.checksum, Extensions::CHECKSUM)
-        | when(abilities.checksum_crc32c, Extensions::CHECKSUM_CRC32C)
-        | when(abilities.reserved, Extensions::RESERVED)
+    let known = when(abilities.get(RequestKind::Checksum), Extensions::CHECKSUM)
+        | when(abilities.of_checksum(ChecksumKind::Crc32c), Extensions::CHECKSUM_CRC32C)
+        | when(abilities.get(RequestKind::ReadReserved), Extensions::RESERVED)
         | Extensions::COVERAGE
         | Extensions::FENCE
         | if_so(abilities.seals, Extensions::SEALS)

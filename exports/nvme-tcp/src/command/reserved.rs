@@ -124,7 +124,7 @@ fn with_reserved_area(
 ) -> Result<(NamespaceHandle, ReservedArea), CommandError> {
     let namespace = NamespaceHandle::new(&controller.namespace(nsid)?, controller);
     let (abilities, slot) = (namespace.device.abilities(), reserved_area(frame, page));
-    if abilities.reserved == Ability::Absent {
+    if abilities.get(RequestKind::ReadReserved) == Ability::Absent {
         return Err(Invalid::Feature(frame.feature().code()).into());
     }
     if slot.pages() > abilities.bitmap_pages {

@@ -2,7 +2,9 @@
 
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{Abilities, Ability, Device, DynDevice, ErrorKind, Geometry, Outcome, Request, Response};
+use sealblock_block::{
+    Abilities, Ability, Device, DynDevice, ErrorKind, Geometry, Outcome, Request, RequestKind, Response,
+};
 use sealblock_exports_nvme_tcp::{Namespace, PiVisibility, Subsystem};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_cross_core::SharedDevice;
@@ -219,7 +221,7 @@ impl Device for Copies {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { copy: Ability::Native, ..self.memory.abilities() }
+        self.memory.abilities().with([RequestKind::Copy], Ability::Native)
     }
 
     async fn execute(&self, request: Request) -> Outcome {

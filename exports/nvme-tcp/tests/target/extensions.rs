@@ -3,7 +3,7 @@
 use crate::common::fixed::Fixed;
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{Ability, Device, DynDevice};
+use sealblock_block::{Ability, Device, DynDevice, RequestKind};
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_integrity::{ChecksumKind, Field, guard};
 use sealblock_layers_cross_core::SharedDevice;
@@ -29,7 +29,10 @@ fn published(device: impl Device + 'static) -> SharedDevice {
 fn serve_all() -> Served {
     serve_with(short(), |subsystem| {
         let small = NullDevice::new(BlockSize::B4096, 64, None);
-        assert_eq!((small.abilities().checksum, small.abilities().reserved), (Ability::Absent, Ability::Absent));
+        assert_eq!(
+            (small.abilities().get(RequestKind::Checksum), small.abilities().get(RequestKind::ReadReserved)),
+            (Ability::Absent, Ability::Absent)
+        );
         let fixed = Fixed::new();
         subsystem
             .with_namespace(SMALL, Namespace::new(published(small), [6; 16]))

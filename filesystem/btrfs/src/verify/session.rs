@@ -1,5 +1,6 @@
 //! What all parts of one verification share: the checks, the observer and the findings so far.
 
+use sealblock_integrity::ChecksumKind;
 use std::cell::{Cell, OnceCell, RefCell};
 
 use futures_util::future::LocalBoxFuture;
@@ -149,7 +150,7 @@ impl<'a> Session<'a> {
         self.options.mode != Mode::Emulate
             && self.fs.storage().geometry().checksum == ChecksumType::Crc32c
             && abilities.offloads
-            && abilities.checksum_crc32c == Ability::Native
+            && abilities.of_checksum(ChecksumKind::Crc32c) == Ability::Native
     }
 
     /// Combines checksums of sectors.

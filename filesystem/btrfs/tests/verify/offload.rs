@@ -1,5 +1,6 @@
 //! Devices that compute checksums themselves: only metadata are transferred, and all damage is found.
 
+use sealblock_integrity::ChecksumKind;
 use std::cell::Cell;
 use std::fs;
 use std::path::Path;
@@ -36,7 +37,9 @@ impl Device for Remote {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { offloads: true, checksum_crc32c: self.checksum, ..Device::abilities(&self.device) }
+        let mut abilities = Abilities { offloads: true, ..Device::abilities(&self.device) };
+        abilities.set_checksum(ChecksumKind::Crc32c, self.checksum);
+        abilities
     }
 
     async fn execute(&self, request: Request) -> Outcome {

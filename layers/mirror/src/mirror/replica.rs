@@ -550,7 +550,7 @@ pub(crate) fn is_unreachable(error: &Error) -> bool {
 
 /// True if a device has a reserved area.
 pub(crate) fn has_reserved_area(device: &DynDevice) -> bool {
-    device.abilities().reserved == sealblock_block::Ability::Native
+    device.abilities().is_native(RequestKind::ReadReserved)
 }
 
 #[cold]

@@ -1,6 +1,6 @@
 //! Bad blocks on replicas: read from another one, repaired, and never invented.
 
-use sealblock_block::{Ability, BadBlock, BadBlockCause, Device, Expectations, Request};
+use sealblock_block::{Ability, BadBlock, BadBlockCause, Device, Expectations, Request, RequestKind};
 use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType};
 use sealblock_media_memory::Corruption;
 use sealblock_units::{Extent, Lba};
@@ -197,9 +197,9 @@ fn a_reader_answers_from_the_good_replica_and_changes_nothing() {
     damage(&a, [1].into_iter());
     let reader = try_open(&[&a, &b], true).unwrap();
     assert_eq!(reader.abilities().of(sealblock_block::RequestKind::Repair), Ability::Absent);
-    let copies = Abilities { copy: Ability::Native, ..reader.abilities() };
+    let copies = reader.abilities().with([RequestKind::Copy], Ability::Native);
     assert_eq!(
-        crate::mirror::abilities(&[copies; 2], false).copy,
+        crate::mirror::abilities(&[copies; 2], false).get(RequestKind::Copy),
         Ability::Absent,
         "each replica would have its own source"
     );

@@ -224,10 +224,9 @@ impl Device for TestReplica {
     }
 
     fn abilities(&self) -> Abilities {
-        let reserved =
-            if self.has_no_label_room { sealblock_block::Ability::Absent } else { sealblock_block::Ability::Native };
+        let reserved = sealblock_block::Ability::native_if(!self.has_no_label_room);
         let (writable, freshness) = (!self.is_read_only.get(), self.freshness.get());
-        Abilities { reserved, writable, freshness, ..self.memory.abilities() }
+        Abilities { writable, freshness, ..self.memory.abilities() }.with([RequestKind::ReadReserved], reserved)
     }
 
     fn executes_in_place(&self) -> bool {

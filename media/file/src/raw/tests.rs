@@ -5,7 +5,7 @@ use std::cell::Cell;
 use futures_util::FutureExt;
 use sealblock_block::{
     Ability, BadBlockCause, BlockState, Device, Durability, ErrorKind, Expectations, Gate, Medium, MediumError,
-    MediumErrorKind, Outcome, Request, Response,
+    MediumErrorKind, Outcome, Request, RequestKind, Response,
 };
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_memory::MemoryMedium;
@@ -195,7 +195,7 @@ fn abilities_follow_the_medium() {
             assert_eq!(bytes(run(&gate, read(extent(0, 3)))), [vec![0; 8192], vec![1; 4096]].concat());
         }
         assert_eq!(run(&gate, discard()).is_ok(), punches);
-        assert_eq!(gate.abilities().discard == Ability::Native, punches);
+        assert_eq!(gate.abilities().is_native(RequestKind::Discard), punches);
     }
     let mut medium = Flaky::new();
     medium.inner = medium.inner.as_read_only();
@@ -230,7 +230,7 @@ fn holes_of_a_file_are_reported_in_blocks() {
         let medium = FileMedium::open(directory.path().join("sparse"), Options::CREATE).unwrap();
         medium.set_len_bytes(16 << 20).unwrap();
         let device = RawDevice::new(medium, BlockSize::B4096).unwrap();
-        assert_eq!(device.abilities().block_status, Ability::Native);
+        assert_eq!(device.abilities().get(RequestKind::BlockStatus), Ability::Native);
         let ask = |start, blocks| device.execute(Request::block_status(extent(start, blocks)));
         assert_eq!(runs(ask(0, 256).await), [(256, true)]);
         for start in [16, 128] {

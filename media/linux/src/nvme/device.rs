@@ -76,15 +76,12 @@ impl<D: Device> Device for NvmeDevice<D> {
     fn abilities(&self) -> Abilities {
         let own = self.0.drive.profile.abilities;
         let Some(ordinary) = self.0.ordinary.as_ref().map(Device::abilities) else { return own };
-        let is_native = own.write_zeroes == Ability::Native;
-        Abilities {
-            writable: own.writable && ordinary.writable,
-            discard: ordinary.discard,
-            block_status: ordinary.block_status,
-            write_zeroes: if is_native { own.write_zeroes } else { ordinary.write_zeroes },
-            unmap_zeroes: if is_native { own.unmap_zeroes } else { ordinary.unmap_zeroes },
-            ..own
-        }
+        let zeroes = if own.is_native(RequestKind::WriteZeroes) { own } else { ordinary };
+        let (writable, unmap_zeroes) = (own.writable && ordinary.writable, zeroes.unmap_zeroes);
+        Abilities { writable, unmap_zeroes, ..own }
+            .with([RequestKind::Discard], ordinary.get(RequestKind::Discard))
+            .with([RequestKind::BlockStatus], ordinary.get(RequestKind::BlockStatus))
+            .with([RequestKind::WriteZeroes], zeroes.get(RequestKind::WriteZeroes))
     }
 
     async fn execute(&self, request: Request) -> Outcome {

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use sealblock_block::{Abilities, Ability};
+use sealblock_block::{Ability, RequestKind};
 use sealblock_integrity::{PiFormat, PiPosition};
 use sealblock_media_nvme::{
     MetadataSupport, NamespaceProfile, PiMode, PiSource, ProfileOptions, bad_block_cause, namespace_pages,
@@ -163,13 +163,13 @@ fn believe(profile: &mut NamespaceProfile, log: &EffectsLog) -> Vec<String> {
     let mut refused = Vec::new();
     // Some drives support Verify but do not set its bit in ONCS. In the opposite case a Verify is tried.
     if has_command(log, IoOpcode::Verify) {
-        profile.abilities.verify = Ability::Native;
+        profile.abilities.set(RequestKind::Verify, Ability::Native);
     }
     // A Copy cannot be tried on blocks that are in use, so both have to list it, or the log alone.
-    match (has_command(log, IoOpcode::Copy), profile.copy.is_some(), profile.abilities.copy) {
-        (true, true, _) => profile.abilities.copy = Ability::Native,
+    match (has_command(log, IoOpcode::Copy), profile.copy.is_some(), profile.abilities.get(RequestKind::Copy)) {
+        (true, true, _) => profile.abilities.set(RequestKind::Copy, Ability::Native),
         (false, _, Ability::Native) => {
-            profile.abilities.copy = Ability::Absent;
+            profile.abilities.set(RequestKind::Copy, Ability::Absent);
             refused.push("copy: ONCS has it, and the Commands Supported and Effects log has not".to_owned());
         }
         _ => {}
@@ -187,15 +187,16 @@ fn cut(profile: &mut NamespaceProfile, kernel: &KernelLimits) -> Vec<String> {
         let limits = &mut profile.geometry.limits;
         limits.max_transfer_blocks = limits.max_transfer_blocks.min(most);
     }
-    let Abilities { write_zeroes, discard, unmap_zeroes, .. } = &mut profile.abilities;
+    let abilities = &mut profile.abilities;
     let mut refused = Vec::new();
     // The kernel knows the drives on which the command does harm, and sends them none.
-    if kernel.write_zeroes_bytes == Some(0) && *write_zeroes == Ability::Native {
-        (*write_zeroes, *unmap_zeroes) = (Ability::Absent, false);
+    if kernel.write_zeroes_bytes == Some(0) && abilities.is_native(RequestKind::WriteZeroes) {
+        abilities.set(RequestKind::WriteZeroes, Ability::Absent);
+        abilities.unmap_zeroes = false;
         refused.push("write zeroes: the kernel sends this drive none".to_owned());
     }
-    if kernel.discard_bytes == Some(0) && *discard == Ability::Native {
-        *discard = Ability::Absent;
+    if kernel.discard_bytes == Some(0) && abilities.is_native(RequestKind::Discard) {
+        abilities.set(RequestKind::Discard, Ability::Absent);
         refused.push("discard: the kernel sends this drive none".to_owned());
     }
     refused
@@ -210,14 +211,14 @@ impl Drive {
         let command = |protection| BlockCommand { protection, ..BlockCommand::new(first) };
         let is_answer = |status: Status| status.is_success() || bad_block_cause(status).is_some();
         let mut refused = None;
-        if self.profile.abilities.verify == Ability::Native {
+        if self.profile.abilities.is_native(RequestKind::Verify) {
             const WHAT: &str = "Verify";
             let verify = IoCommand::Verify(command(self.profile.read_checks(first, &checks, true).0));
             match self.send_probe(WHAT, verify, (Transfer::None, Transfer::None)).await? {
                 status if is_answer(status) => return Ok(None),
                 // Even if Verify fails, Read may work.
                 status => {
-                    self.profile.abilities.verify = Ability::Absent;
+                    self.profile.abilities.set(RequestKind::Verify, Ability::Absent);
                     refused = Some(format!("verify: the drive says that it has it, and answered {status}"));
                 }
             }
@@ -301,21 +302,24 @@ mod tests {
         let mut profile = profile(8, false, PiSource::Host).unwrap();
         let known = KernelLimits { write_zeroes_bytes: Some(4096), discard_bytes: Some(4096), transfer_bytes: None };
         assert!(cut(&mut profile, &known).is_empty());
-        assert_eq!((profile.abilities.write_zeroes, profile.abilities.discard), (Ability::Native, Ability::Native));
+        let ways = |profile: &NamespaceProfile, kinds: [RequestKind; 2]| kinds.map(|kind| profile.abilities.get(kind));
+        let removing = [RequestKind::WriteZeroes, RequestKind::Discard];
+        assert_eq!(ways(&profile, removing), [Ability::Native; 2]);
         let kept = KernelLimits { write_zeroes_bytes: Some(0), discard_bytes: Some(0), transfer_bytes: None };
         assert_eq!(cut(&mut profile, &kept).len(), 2);
-        assert_eq!((profile.abilities.write_zeroes, profile.abilities.discard), (Ability::Absent, Ability::Absent));
-        assert_eq!((profile.abilities.verify, profile.abilities.compare), (Ability::Native, Ability::Native));
+        assert_eq!(ways(&profile, removing), [Ability::Absent; 2]);
+        assert_eq!(ways(&profile, [RequestKind::Verify, RequestKind::Compare]), [Ability::Native; 2]);
     }
 
     #[test]
     fn the_log_of_commands_corrects_what_oncs_says() {
         let answer = |oncs: Oncs, log: EffectsLog| {
             let mut profile = profile(8, false, PiSource::Target).unwrap();
-            let bit = |bit| if oncs.contains(bit) { Ability::Native } else { Ability::Absent };
-            (profile.abilities.verify, profile.abilities.copy) = (bit(Oncs::VERIFY), bit(Oncs::COPY));
+            for (kind, bit) in [(RequestKind::Verify, Oncs::VERIFY), (RequestKind::Copy, Oncs::COPY)] {
+                profile.abilities.set(kind, Ability::native_if(oncs.contains(bit)));
+            }
             let refused = believe(&mut profile, &log).len();
-            (profile.abilities.verify, profile.abilities.copy, refused)
+            (profile.abilities.get(RequestKind::Verify), profile.abilities.get(RequestKind::Copy), refused)
         };
         let both = EffectsLog::none().with_io(IoOpcode::Verify).with_io(IoOpcode::Copy);
         let (none, all) = (Oncs::NONE, Oncs::VERIFY | Oncs::COPY);
@@ -332,6 +336,9 @@ mod tests {
         let refused = profile(64, false, PiSource::Target).unwrap_err();
         assert!(refused.contains("64 bytes"), "{refused}");
         let ours = profile(64, true, PiSource::Host).unwrap();
-        assert_eq!((ours.metadata.bytes, ours.metadata.tuple_at, ours.abilities.compare), (64, 56, Ability::Absent));
+        assert_eq!(
+            (ours.metadata.bytes, ours.metadata.tuple_at, ours.abilities.get(RequestKind::Compare)),
+            (64, 56, Ability::Absent)
+        );
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use sealblock_block::{Abilities, Ability, Device, Geometry};
+use sealblock_block::{Abilities, Ability, Device, Geometry, RequestKind};
 use sealblock_integrity::PiFormat;
 use sealblock_protocols_scsi::{Inquiry, PiProfile};
 use sealblock_units::{BlockCount, BlockSize};
@@ -197,20 +197,15 @@ fn abilities(
     profile: Option<PiProfile>,
     kernel: &KernelView,
 ) -> Abilities {
-    let native = |has| if has { Ability::Native } else { Ability::Absent };
     // Reads are checked by the drive too: the kernel requests it (RDPROTECT 001b) if the host adapter can transfer
     // tags, and otherwise the drive does so on its own unless DPICZ is set (SBC-4, "RDPROTECT field").
     let is_asked = kernel.tag_maker() != TagMaker::Drive;
     let reads_check =
         profile.is_some() && pages.extended.checks_guard && (is_asked || !pages.control.no_check_without_protect);
     let reads_check = reads_check || ordinary.seals;
-    Abilities {
-        verify: native(form.is_some()),
-        compare: native(compares.blocks),
-        seals: reads_check && form.is_none_or(|form| form.is_sealed),
-        offloads: form.is_some(),
-        ..ordinary
-    }
+    Abilities { seals: reads_check && form.is_none_or(|form| form.is_sealed), offloads: form.is_some(), ..ordinary }
+        .with([RequestKind::Verify], Ability::native_if(form.is_some()))
+        .with([RequestKind::Compare], Ability::native_if(compares.blocks))
 }
 
 fn info(

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, ErrorKind, Expectations, Geometry, Limits,
-    Operation, Outcome, Request, Response,
+    Operation, Outcome, Request, RequestKind, Response,
 };
 use sealblock_integrity::{Checks, Field, Masked, ProtectionType, Sealed, Tags};
 use sealblock_protocols_scsi::{
@@ -362,7 +362,7 @@ fn exactly_the_bad_blocks_are_named_whatever_the_sense_data_say() {
     for habits in [&[][..], &[Habit::NamesNothing], &[Habit::NamesAnother], &[Habit::Attentions], &[Habit::OnlyShort]] {
         with(habits, None, |device| async move {
             let device = device.unwrap();
-            assert_eq!(device.abilities().verify, Ability::Native, "{habits:?}");
+            assert_eq!(device.abilities().get(RequestKind::Verify), Ability::Native, "{habits:?}");
             for places in
                 [&[0][..], &[999], &[0, 1, 2], &[5, 300, 301, 555], &(0..40).map(|n| n * 13).collect::<Vec<_>>()]
             {
@@ -413,7 +413,7 @@ fn a_drive_whose_verify_looks_at_nothing_is_not_believed() {
         let device = device.unwrap();
         let abilities = device.abilities();
         assert_eq!(
-            (abilities.verify, abilities.compare, abilities.offloads),
+            (abilities.get(RequestKind::Verify), abilities.get(RequestKind::Compare), abilities.offloads),
             (Ability::Absent, Ability::Native, false),
             "it tells equal data from different data all the same"
         );
@@ -424,7 +424,7 @@ fn a_drive_whose_verify_looks_at_nothing_is_not_believed() {
     let reactor = Reactor::new(Config::default()).expect("a reactor starts");
     reactor.block_on(async {
         let device = opened(Drive { vendor: "LIO-ORG", ..drive(&[], None) }).await.unwrap();
-        assert_eq!(device.abilities().verify, Ability::Absent);
+        assert_eq!(device.abilities().get(RequestKind::Verify), Ability::Absent);
         assert!(device.info().refused[0].contains("reads nothing"));
     });
 }
@@ -433,13 +433,16 @@ fn a_drive_whose_verify_looks_at_nothing_is_not_believed() {
 fn a_drive_without_verify_is_read_and_one_that_ignores_data_compares_nothing() {
     with(&[Habit::NoVerify], None, |device| async move {
         let device = device.unwrap();
-        assert_eq!((device.abilities().verify, device.info().verify), (Ability::Absent, None));
+        assert_eq!((device.abilities().get(RequestKind::Verify), device.info().verify), (Ability::Absent, None));
         let refused = &device.info().refused;
         assert!(refused.len() == 4 && refused.iter().all(|line| line.contains("20h/00h")), "{refused:?}");
     });
     with(&[Habit::IgnoresData], None, |device| async move {
         let device = device.unwrap();
-        assert_eq!((device.abilities().verify, device.abilities().compare), (Ability::Native, Ability::Absent));
+        assert_eq!(
+            (device.abilities().get(RequestKind::Verify), device.abilities().get(RequestKind::Compare)),
+            (Ability::Native, Ability::Absent)
+        );
         assert!(device.info().refused.iter().any(|line| line.contains("BYTCHK 01b")), "{:?}", device.info().refused);
     });
 }
@@ -489,7 +492,7 @@ fn compared_blocks_are_equal_only_if_all_are_and_the_first_difference_is_named()
     for habits in [&[][..], &[Habit::NoOneBlock], &[Habit::Attentions]] {
         with(habits, None, |device| async move {
             let device = device.unwrap();
-            assert_eq!(device.abilities().compare, Ability::Native);
+            assert_eq!(device.abilities().get(RequestKind::Compare), Ability::Native);
             let stored = |extent: Extent| {
                 let at = extent.start().get() as usize * 512;
                 device.transport().0.data.borrow()[at..at + extent.bytes(SIZE) as usize].to_vec()

@@ -13,7 +13,7 @@ use std::io;
 
 use sealblock_block::{
     Abilities, BadBlock, BadBlockCause, BadBlocks, BlockProbe, Device, Durability, Error, ErrorKind, Expectations,
-    Geometry, Limits, MediumError, Operation, Outcome, Request, Response, find_bad_blocks,
+    Geometry, Limits, MediumError, Operation, Outcome, Request, RequestKind, Response, find_bad_blocks,
 };
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -283,13 +283,9 @@ impl<D: Device, T: TaggedIo> Device for TaggedDevice<D, T> {
 
     fn abilities(&self) -> Abilities {
         let ordinary = self.ordinary.abilities();
-        Abilities {
-            writable: ordinary.writable,
-            discard: ordinary.discard,
-            block_status: ordinary.block_status,
-            seals: true,
-            ..Abilities::BASIC
-        }
+        Abilities { writable: ordinary.writable, seals: true, ..Abilities::BASIC }
+            .with([RequestKind::Discard], ordinary.get(RequestKind::Discard))
+            .with([RequestKind::BlockStatus], ordinary.get(RequestKind::BlockStatus))
     }
 
     async fn execute(&self, request: Request) -> Outcome {

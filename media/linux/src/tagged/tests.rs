@@ -9,7 +9,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 use sealblock_block::{
     Abilities, Ability, BadBlockCause, Coverage, Device, Durability, ErrorKind, Expectations, Gate, Geometry, Limits,
-    Operation, Outcome, Request, Response,
+    Operation, Outcome, Request, RequestKind, Response,
 };
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags, guard};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -145,7 +145,8 @@ impl Device for Ordinary {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { discard: Ability::Native, write_zeroes: Ability::Native, unmap_zeroes: true, ..Abilities::BASIC }
+        Abilities { unmap_zeroes: true, ..Abilities::BASIC }
+            .with([RequestKind::Discard, RequestKind::WriteZeroes], Ability::Native)
     }
 
     async fn execute(&self, request: Request) -> Outcome {

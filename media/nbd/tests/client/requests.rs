@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use crate::common::*;
-use sealblock_block::{Ability, Device, Durability, ErrorKind, Expectations, Request, Response};
+use sealblock_block::{Ability, Device, Durability, ErrorKind, Expectations, Request, RequestKind, Response};
 use sealblock_media_memory::Corruption;
 use sealblock_media_nbd::{Address, ConnectError, NbdDevice, Options, discover};
 use sealblock_runtime_reactor::spawn;
@@ -75,8 +75,14 @@ fn zeroes_and_discards_are_carried_out_by_the_server() {
         let served = serve(&plain(BlockSize::B4096));
         let device = open(served.address, "disk", options()).await;
         let abilities = device.abilities();
-        assert_eq!((abilities.write_zeroes, abilities.discard), (Ability::Native, Ability::Native));
-        assert_eq!((abilities.verify, abilities.compare), (Ability::Emulated, Ability::Emulated));
+        assert_eq!(
+            (abilities.get(RequestKind::WriteZeroes), abilities.get(RequestKind::Discard)),
+            (Ability::Native, Ability::Native)
+        );
+        assert_eq!(
+            (abilities.get(RequestKind::Verify), abilities.get(RequestKind::Compare)),
+            (Ability::Emulated, Ability::Emulated)
+        );
         assert!(abilities.offloads && !abilities.unmap_zeroes);
         write(&device, extent(0, 64), 7).await.unwrap();
         for (start, may_unmap) in [(0, true), (8, false)] {

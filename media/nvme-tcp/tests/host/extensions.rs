@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use crate::common::fake::{self, Asked, Fake, Reply, good};
 use crate::common::*;
-use sealblock_block::{Ability, Device, Error, ErrorKind, Expectations, Gate, Request, ReservedArea, Response};
+use sealblock_block::{
+    Ability, Device, Error, ErrorKind, Expectations, Gate, Request, RequestKind, ReservedArea, Response,
+};
 use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_integrity::{ChecksumKind, guard};
 use sealblock_media_memory::Corruption;
@@ -145,7 +147,7 @@ fn slots_are_kept_by_the_device_that_is_away() {
         ];
         let served = serve(&devices);
         let (one, two) = (open(&served, 1, options()).await, open(&served, 2, options()).await);
-        assert_eq!(one.device().abilities().reserved, Ability::Native);
+        assert_eq!(one.device().abilities().get(RequestKind::ReadReserved), Ability::Native);
         for slot in ReservedArea::ALL {
             assert!(read_slot(&one, slot).await.unwrap().is_empty());
             for len in [1, slot.max_bytes(), 0, 100] {
@@ -199,13 +201,17 @@ fn targets_that_do_not_say_that_they_have_them_are_not_asked() {
         for (i, lie) in pages.into_iter().enumerate() {
             let device = connect(&serve_page(lie, |_| None)).await;
             let abilities = device.device().abilities();
-            assert_eq!((abilities.checksum, abilities.reserved), none, "page {i}");
+            assert_eq!(
+                (abilities.get(RequestKind::Checksum), abilities.get(RequestKind::ReadReserved)),
+                none,
+                "page {i}"
+            );
         }
         let mut large = page(BOTH);
         large[23] = 0x7F;
         let abilities = connect(&serve_page(large, |_| None)).await.device().abilities();
         assert_eq!(
-            (abilities.checksum, abilities.reserved),
+            (abilities.get(RequestKind::Checksum), abilities.get(RequestKind::ReadReserved)),
             (Ability::Native, Ability::Absent),
             "a reserved area of 2 GB"
         );
@@ -276,7 +282,7 @@ fn nothing_of_ours_goes_to_targets_that_do_not_list_the_page() {
             });
             let device = connect(&fake).await;
             assert_eq!(
-                (device.device().abilities().checksum, device.abilities().checksum),
+                (device.device().abilities().get(RequestKind::Checksum), device.abilities().get(RequestKind::Checksum)),
                 (Ability::Absent, Ability::Emulated)
             );
             assert_eq!(digest(&device, extent(0, 4)).await.unwrap(), (guard::crc64(&[0; 16384]), 16384));

@@ -205,7 +205,7 @@ fn a_copy_is_made_by_the_target_where_tags_stay_as_they_are() {
         ] {
             let device = open(&served, nsid, Options { protection, ..options() }).await;
             let way = if is_native { Ability::Native } else { Ability::Absent };
-            assert_eq!(device.abilities().copy, way, "namespace {nsid} {protection:?}");
+            assert_eq!(device.abilities().get(RequestKind::Copy), way, "namespace {nsid} {protection:?}");
             write(&device, extent(3, 500), nsid as u8).await.unwrap();
             write(&device, extent(2000, 500), 99).await.unwrap();
             if !is_native {

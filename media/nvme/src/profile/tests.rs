@@ -86,7 +86,7 @@ fn copies_are_made_where_tags_stay_as_they_are_and_limits_are_known() {
     let wide = tuple(GuardKind::Crc64, ProtectionType::Type3);
     let of = |format, source, change: fn(&mut IdentifyPages)| {
         let profile = copying(format, source, change);
-        assert_eq!(profile.abilities.copy == Ability::Native, profile.copy.is_some(), "ONCS has it");
+        assert_eq!(profile.abilities.is_native(RequestKind::Copy), profile.copy.is_some(), "ONCS has it");
         profile.copy.map(|plan| (plan.format.code(), plan.range_blocks.get(), plan.command_blocks.get()))
     };
     for (format, source, form) in [
@@ -110,7 +110,7 @@ fn copies_are_made_where_tags_stay_as_they_are_and_limits_are_known() {
     assert_eq!(plain(|pages| pages.controller.cdfs = 0b10), None);
     assert_eq!(of(wide, PiSource::Host, |pages| pages.controller.cdfs = 0b01), None);
     let unsaid = copying(None, PiSource::Auto, |pages| pages.controller.oncs = Oncs::VERIFY);
-    assert_eq!((unsaid.abilities.copy, unsaid.copy.is_some()), (Ability::Absent, true));
+    assert_eq!((unsaid.abilities.get(RequestKind::Copy), unsaid.copy.is_some()), (Ability::Absent, true));
 }
 
 #[test]
@@ -124,8 +124,8 @@ fn limits_are_those_of_the_pages() {
     );
     assert_eq!(profile.identity.uuid, Some([3; 16]));
     assert!(profile.abilities.offloads && profile.abilities.writable && !profile.abilities.unmap_zeroes);
-    assert_eq!(profile.abilities.verify, Ability::Native);
-    assert_eq!(profile.abilities.compare, Ability::Absent);
+    assert_eq!(profile.abilities.get(RequestKind::Verify), Ability::Native);
+    assert_eq!(profile.abilities.get(RequestKind::Compare), Ability::Absent);
 }
 
 #[test]
@@ -249,7 +249,7 @@ proptest::proptest! {
 fn digests_and_an_annex_are_there_when_the_target_says_so() {
     let abilities = |extensions, mdts| {
         let profile = profile(|pages| (pages.extensions, pages.controller.mdts) = (extensions, mdts)).unwrap();
-        (profile.abilities.checksum, profile.abilities.reserved)
+        (profile.abilities.get(RequestKind::Checksum), profile.abilities.get(RequestKind::ReadReserved))
     };
     let both = Extensions::CHECKSUM | Extensions::RESERVED;
     assert_eq!(abilities(Extensions::NONE, 5), (Ability::Absent, Ability::Absent));

@@ -1,7 +1,7 @@
 //! Data without tags are sealed before or during the write, with the same result.
 
 use futures_util::FutureExt;
-use sealblock_block::{Ability, Device, Durability, ErrorKind, Request};
+use sealblock_block::{Ability, Device, Durability, ErrorKind, Request, RequestKind};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unsealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
@@ -53,7 +53,7 @@ fn when_blocks_are_sealed_shows_in_no_map_entry() {
         let bytes = pattern(7, 24 * 4096);
         let made = [(0, true), (0, false), (u64::MAX, true), (u64::MAX, false)].map(|(in_flight_from, is_sealed)| {
             let rig = rig(format, in_flight_from);
-            assert_eq!(rig.gate.device().abilities().seals_writes, Ability::Native);
+            assert_eq!(rig.gate.device().abilities().get(RequestKind::Write), Ability::Native);
             let request = if is_sealed { sealed(&rig, 0, &bytes) } else { unsealed(&rig, 0, &bytes) };
             rig.run(rig.gate.execute(request)).unwrap();
             let made = entries(&rig, 24);

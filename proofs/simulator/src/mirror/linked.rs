@@ -144,9 +144,11 @@ impl Device for LinkedDevice {
     }
 
     fn abilities(&self) -> Abilities {
-        let of = self.inner.abilities();
-        let reserved = if self.env.has_no_label { Ability::Absent } else { of.reserved };
-        Abilities { reserved, ..of }
+        let mut abilities = self.inner.abilities();
+        if self.env.has_no_label {
+            abilities.set(RequestKind::ReadReserved, Ability::Absent);
+        }
+        abilities
     }
 
     async fn execute(&self, request: Request) -> Outcome {

@@ -67,8 +67,9 @@ impl Device for Ailing {
     }
 
     fn abilities(&self) -> Abilities {
-        let repair = if self.mends { Ability::Native } else { Ability::Absent };
-        Abilities { verify: Ability::Native, repair, ..Abilities::BASIC }
+        Abilities::BASIC
+            .with([RequestKind::Verify], Ability::Native)
+            .with([RequestKind::Repair], Ability::native_if(self.mends))
     }
 
     async fn execute(&self, operation: Request) -> Outcome {

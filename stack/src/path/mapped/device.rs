@@ -50,7 +50,8 @@ impl<D: Device> MappedDevice<D> {
         let most = u32::try_from(VERIFY_BYTES >> geometry.block_size.shift()).unwrap_or(u32::MAX);
         geometry.limits.max_verify_blocks = BlockCount::new(most).unwrap_or(BlockCount::ONE);
         // Not `copies`: those of an array are its kernel's, and cannot be repaired or waited for here.
-        let abilities = Abilities { verify: Ability::Native, offloads: true, ..ordinary.abilities() };
+        let abilities = Abilities { offloads: true, ..ordinary.abilities() };
+        let abilities = abilities.with([RequestKind::Verify], Ability::Native);
         MappedDevice { ordinary, plan, drives, look, geometry, abilities }
     }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, Coverage, Device, DynDevice, ErrorKind, Expectations, Geometry, Limits,
-    Operation, Outcome, Request, Response, VerifyStats, WhyUnchecked,
+    Operation, Outcome, Request, RequestKind, Response, VerifyStats, WhyUnchecked,
 };
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::{BlockSize, Extent, Lba};
@@ -58,7 +58,7 @@ impl Device for Drive {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { verify: Ability::Native, offloads: true, ..Abilities::BASIC }
+        Abilities { offloads: true, ..Abilities::BASIC }.with([RequestKind::Verify], Ability::Native)
     }
 
     async fn execute(&self, request: Request) -> Outcome {

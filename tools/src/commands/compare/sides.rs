@@ -7,7 +7,7 @@
 use std::cell::Cell;
 
 use futures_util::future::join;
-use sealblock_block::{Ability, Device, Expectations, Request, Response};
+use sealblock_block::{Device, Expectations, Request, RequestKind, Response};
 use sealblock_integrity::ChecksumKind;
 use sealblock_runtime_memory::Slice;
 use sealblock_stack::range::{Run, join_run};
@@ -120,7 +120,7 @@ impl Sides<'_> {
             let sides = [Some(self.a), self.b].into_iter().flatten();
             sides.filter(|side| side.opened.received_bytes().is_some()).map(|side| side.opened.device.abilities())
         };
-        remote().next().is_some() && remote().all(|side| side.checksum == Ability::Native)
+        remote().next().is_some() && remote().all(|side| side.is_native(RequestKind::Checksum))
     }
 
     /// The blocks of a region that differ or cannot be read.

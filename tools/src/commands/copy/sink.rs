@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use sealblock_block::{Ability, Device, Durability, Medium, Request};
+use sealblock_block::{Device, Durability, Medium, Request, RequestKind};
 use sealblock_integrity::{Tags, Unsealed};
 use sealblock_media_file::FileMedium;
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -221,7 +221,7 @@ impl Sink {
         let abilities = opened.device.abilities();
         let is_remote = opened.received_bytes().is_some();
         let has_seals = abilities.seals || is_remote || opened.device.geometry().protection.is_some();
-        match abilities.write_uncorrectable == Ability::Native {
+        match abilities.is_native(RequestKind::WriteUncorrectable) {
             true => Losing::Unreadable,
             false if has_seals => Losing::Unwritten,
             false => Losing::Zeroes,
@@ -395,7 +395,7 @@ fn extent_of(opened: &OpenTarget, offset: u64, length: u64) -> Result<Extent, St
 /// Whether a device has zeroes without having them written.
 fn unmaps_zeroes(opened: &OpenTarget) -> bool {
     let abilities = opened.device.abilities();
-    abilities.unmap_zeroes || abilities.write_zeroes == Ability::Native
+    abilities.unmap_zeroes || abilities.is_native(RequestKind::WriteZeroes)
 }
 
 async fn unmap_blocks(opened: &OpenTarget, offset: u64, length: u64) -> Result<(), StackError> {

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use futures_util::future::ready;
 use futures_util::stream::{self, LocalBoxStream, StreamExt};
-use sealblock_block::{Ability, BlockState, Device, Request, Response, StatusRun, WhyOlder};
+use sealblock_block::{BlockState, Device, Request, RequestKind, Response, StatusRun, WhyOlder};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_stack::range::Run;
 use sealblock_stack::{Access, ByteView, FORMAT_BYTES, Lost, OpenTarget, Salvaged, StackError, file_format};
@@ -178,7 +178,7 @@ enum Piece {
 fn device_chunks(whole: &ByteView, reading: Reading) -> impl futures_util::Stream<Item = Result<Chunk, StackError>> {
     let total = whole.len_bytes();
     let stretches = (0..total).step_by(STRETCH_BYTES as usize).map(move |at| at..total.min(at + STRETCH_BYTES));
-    let tells_holes = reading.asks_for_holes && whole.opened.device.abilities().block_status == Ability::Native;
+    let tells_holes = reading.asks_for_holes && whole.opened.device.abilities().is_native(RequestKind::BlockStatus);
     stream::iter(stretches)
         .take_while(|_| ready(!interrupt::came()))
         .map(move |stretch| async move {

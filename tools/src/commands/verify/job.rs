@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use sealblock_block::{Abilities, Ability, BadBlock, Coverage, Device, Expectations, Request, Response, Unchecked};
+use sealblock_block::{Abilities, BadBlock, Coverage, Device, Expectations, Request, RequestKind, Response, Unchecked};
 use sealblock_integrity::PiFormat;
 use sealblock_stack::range::{BlockRange, BlockSpan, Run};
 use sealblock_stack::target::TargetName;
@@ -107,7 +107,7 @@ impl VerifyPath {
     /// The path for a device with these abilities.
     fn of(order: VerifyRequest<'_>, abilities: &Abilities) -> Result<VerifyPath, StackError> {
         let VerifyRequest { arguments, target } = order;
-        let is_native = abilities.verify == Ability::Native;
+        let is_native = abilities.is_native(RequestKind::Verify);
         let refuse = |why: &str, advice: &str| {
             Err(StackError::new(Cause::Absent, "verify", why).on(target).advise(advice.to_owned()))
         };
@@ -119,10 +119,10 @@ impl VerifyPath {
                 refuse("this process checks some of its blocks: there is no device to offload to", "use --mode auto")
             }
             // The repairing process compares the copies where they are, and does not read one of them.
-            Mode::Emulate if arguments.repair && abilities.repair == Ability::Native => {
+            Mode::Emulate if arguments.repair && abilities.is_native(RequestKind::Repair) => {
                 refuse("repairs need every copy, and --mode emulate reads only one", "use --repair without --mode")
             }
-            _ if arguments.repair && abilities.repair == Ability::Native => Ok(VerifyPath::Repair),
+            _ if arguments.repair && abilities.is_native(RequestKind::Repair) => Ok(VerifyPath::Repair),
             Mode::Emulate => Ok(VerifyPath::ReadAndCheck),
             Mode::Auto if !is_native => Ok(VerifyPath::ReadAndCheck),
             Mode::Auto | Mode::Offload if abilities.offloads => Ok(VerifyPath::Offloaded),

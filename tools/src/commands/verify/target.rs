@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
-use sealblock_block::{Abilities, Ability, Device, Request, ReservedArea};
+use sealblock_block::{Abilities, Device, Request, RequestKind, ReservedArea};
 use sealblock_server::status::health::Checked;
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::BlockSpan;
@@ -186,7 +186,7 @@ enum Repairs {
 
 impl Repairs {
     fn of(abilities: Abilities) -> Repairs {
-        match (abilities.repair == Ability::Native, abilities.copies && abilities.offloads) {
+        match (abilities.is_native(RequestKind::Repair), abilities.copies && abilities.offloads) {
             (true, _) => Repairs::Here,
             (false, true) => Repairs::ByServer,
             (false, false) => Repairs::Nowhere,

@@ -85,9 +85,9 @@ impl Device for LinkedReplica {
     }
 
     fn abilities(&self) -> Abilities {
-        let compare = Ability::Absent;
-        let (reserved, block_status) = (Ability::Native, Ability::Native);
-        Abilities { reserved, block_status, compare, discard: Ability::Absent, ..Abilities::COMPLETE }
+        Abilities::COMPLETE
+            .with([RequestKind::ReadReserved, RequestKind::BlockStatus], Ability::Native)
+            .with([RequestKind::Compare, RequestKind::Discard], Ability::Absent)
     }
 
     async fn execute(&self, request: Request) -> Outcome {
