@@ -5,6 +5,12 @@
 //! [`MAX_DAMAGE_RUNS`] runs, those that are nearest to each other become one *coarse* run. Some of its blocks are bad,
 //! and the minimum number of these is known. While no block is bad, a request that succeeds costs one relaxed load.
 //!
+//! Bounds: every bad block that was found is in a run, the bad blocks of a run are at least `bad_blocks` and at most all
+//! of it, and no two runs of a list overlap. So the sums of both over a list are bounds of the number of bad blocks
+//! (unreadable ones that hosts made are counted separately). Joining, cutting and merging runs, saving and loading them
+//! keep this. A full check replaces what is known of its blocks: after a check of all blocks both bounds are the number
+//! that it found, as long as the list has room.
+//!
 //! A read that races with a write of the same block may leave the block in the list although the write repaired it; the
 //! next check removes it.
 
@@ -65,6 +71,22 @@ impl DamageRun {
         let blocks = last - first + 1;
         let bad_blocks = self.bad_blocks.saturating_sub(self.blocks() - blocks);
         DamageRun { first, last, bad_blocks, ..*self }
+    }
+
+    /// The parts of the run that are in none of these ranges: first and last block of each, in order.
+    fn outside(&self, ranges: impl Iterator<Item = (u64, u64)>) -> Vec<DamageRun> {
+        let (mut parts, mut first) = (Vec::new(), self.first);
+        for (from, to) in ranges.filter(|(from, to)| *from <= self.last && *to >= self.first) {
+            if first < from {
+                parts.push(self.part(first, from - 1));
+            }
+            if to >= self.last {
+                return parts;
+            }
+            first = to + 1;
+        }
+        parts.push(self.part(first, self.last));
+        parts
     }
 
     /// Joins both runs and the blocks between them.
@@ -157,18 +179,46 @@ pub fn merged(source: &dyn DamageSource, first: u64, last: u64) -> Vec<DamageRun
     merge_runs(runs)
 }
 
-/// Merges the runs of several lists: in order, without overlaps.
-pub fn merge_runs(mut runs: Vec<DamageRun>) -> Vec<DamageRun> {
+/// Merges the runs of several lists: in order, without overlaps. An address is damaged if a copy is: blocks of one copy
+/// that hosts made unreadable do not hide damage of another one.
+pub fn merge_runs(runs: Vec<DamageRun>) -> Vec<DamageRun> {
+    let (made, damage): (Vec<DamageRun>, Vec<DamageRun>) = runs.into_iter().partition(|run| run.is_made);
+    let mut all = merge_alike(damage);
+    if made.is_empty() {
+        return all;
+    }
+    let mut rest = Vec::new();
+    for run in merge_alike(made) {
+        let from = all.partition_point(|damaged| damaged.last < run.first);
+        let damaged = all[from..].iter().take_while(|damaged| damaged.first <= run.last);
+        rest.extend(run.outside(damaged.map(|damaged| (damaged.first, damaged.last))));
+    }
+    all.extend(rest);
+    all.sort_unstable_by_key(|run| run.first);
+    all
+}
+
+fn merge_alike(mut runs: Vec<DamageRun>) -> Vec<DamageRun> {
     runs.sort_by_key(|run| (run.first, run.last));
     let mut all: Vec<DamageRun> = Vec::new();
+    // Of the last run, the minimum that other lists know of, and the first block behind those that it counts.
+    let (mut others, mut behind) = (0, 0);
     for run in runs {
-        match all.last_mut() {
-            Some(before) if run.last <= before.last => before.bad_blocks = before.bad_blocks.max(run.bad_blocks),
-            Some(before) if run.first <= before.last => {
-                let behind = before.last + 1;
-                all.push(run.part(behind, run.last));
-            }
-            _ => all.push(run),
+        let Some(before) = all.last_mut().filter(|before| run.first <= before.last) else {
+            (others, behind) = (0, run.first);
+            all.push(run);
+            continue;
+        };
+        let (last, first) = (run.last.min(before.last), run.first.max(behind));
+        if first <= last {
+            others += run.part(first, last).bad_blocks;
+            behind = last + 1;
+            before.bad_blocks = before.bad_blocks.max(others);
+        }
+        if run.last > before.last {
+            let rest = run.part(before.last + 1, run.last);
+            (others, behind) = (0, rest.first);
+            all.push(rest);
         }
     }
     all
@@ -275,21 +325,9 @@ impl DamageRecord {
         let unrepaired: Vec<&BadBlock> = bad_blocks.iter().filter(|bad| !bad.repaired).collect();
         // The bad blocks of a Copy are those of its source.
         let checked = request.is_full_check && error.bad_blocks().is_some_and(|bad| bad.coverage().is_complete());
-        self.change(|list| {
-            if checked && !list.runs.is_empty() {
-                let mut first = extent.start().get();
-                for bad in &unrepaired {
-                    let lba = bad.lba.get();
-                    if lba > first {
-                        list.cut(first, lba - 1);
-                    }
-                    first = first.max(lba + 1);
-                }
-                if first <= extent.last().get() {
-                    list.cut(first, extent.last().get());
-                }
-            }
-            unrepaired.iter().for_each(|bad| list.add(DamageRun::of(bad)));
+        self.change(|list| match checked {
+            true if !list.runs.is_empty() => list.checked(extent, &unrepaired),
+            _ => unrepaired.iter().for_each(|bad| list.add(DamageRun::of(bad))),
         });
     }
 
@@ -309,12 +347,13 @@ impl DamageRecord {
         }
     }
 
-    /// Takes over a stored list, which does not count as a change.
+    /// Takes over a stored list, which does not count as a change. Blocks that are listed already are known better.
     pub fn restore(&self, runs: &[DamageRun]) {
         self.change(|list| {
             for run in runs.iter().filter(|run| run.first < list.capacity_blocks) {
-                let last = run.last.min(list.capacity_blocks - 1);
-                list.runs.insert(run.first, run.part(run.first, last));
+                let run = run.part(run.first, run.last.min(list.capacity_blocks - 1));
+                let parts = run.outside(list.overlapping(run.first, run.last).map(|known| (known.first, known.last)));
+                list.runs.extend(parts.into_iter().map(|part| (part.first, part)));
             }
         });
     }
@@ -376,8 +415,39 @@ impl DamageRuns {
         self.generation += u64::from(!overlapping.is_empty());
     }
 
-    /// Adds a block that was found bad. If it is in a coarse run, that stays unchanged, because it may count the block
-    /// already.
+    /// Replaces what is known of blocks of which a check found these bad, in order, and all others good.
+    fn checked(&mut self, extent: Extent, bad_blocks: &[&BadBlock]) {
+        let (mut first, last) = (extent.start().get(), extent.last().get());
+        // Coarse runs end where the check begins: inside of it, it is now known which blocks are bad.
+        let coarse = self.overlapping(first, last).filter(|run| run.is_coarse());
+        let coarse: Vec<DamageRun> = coarse.map(|run| run.part(run.first.max(first), run.last.min(last))).collect();
+        coarse.iter().for_each(|part| self.cut(part.first, part.last));
+        for bad in bad_blocks {
+            let lba = bad.lba.get();
+            if lba > first {
+                self.cut(first, last.min(lba - 1));
+            }
+            first = first.max(lba + 1);
+        }
+        if first <= last {
+            self.cut(first, last);
+        }
+        for bad in bad_blocks {
+            let block = DamageRun::of(bad);
+            let at = coarse.partition_point(|part| part.last < block.first);
+            match coarse.get(at).filter(|part| part.first <= block.first) {
+                // It was listed before, so that it is no addition.
+                Some(part) => {
+                    let is_made = part.is_made && block.cause == BadBlockCause::Media;
+                    self.set(DamageRun { is_made, ..block });
+                }
+                None => self.add(block),
+            }
+        }
+    }
+
+    /// Adds a block that was found bad by something other than a full check. A coarse run with this block may count it
+    /// already, so that it has at least one bad block, and not one more.
     fn add(&mut self, block: DamageRun) {
         if block.first >= self.capacity_blocks {
             return;
@@ -386,7 +456,13 @@ impl DamageRuns {
         match known {
             // Write Uncorrectable stays the cause as long as the block is unreadable.
             Some(known) if known.is_made && block.cause == BadBlockCause::Media => {}
-            Some(known) if known.is_coarse() || known.blocks() > 1 && known.cause == block.cause => {}
+            Some(known) if known.is_coarse() && !known.is_made => {
+                if known.bad_blocks == 0 {
+                    self.runs.insert(known.first, DamageRun { bad_blocks: 1, ..known });
+                    self.generation += 1;
+                }
+            }
+            Some(known) if known.blocks() > 1 && !known.is_made && known.cause == block.cause => {}
             Some(known) if known == block => {}
             Some(_) => self.set(block),
             None => {

@@ -1,5 +1,6 @@
 //! Tests of a scrub with a simulated device and clock.
 
+mod bounds;
 mod bytes;
 mod commands;
 mod pace;

@@ -187,6 +187,66 @@ fn the_smallest_gaps_are_given_up_first() {
 }
 
 #[test]
+fn a_full_check_makes_a_coarse_run_exact_and_a_read_counts_no_block_twice() {
+    let record = DamageRecord::new(BLOCKS);
+    record.restore(&[DamageRun { bad_blocks: 3, ..DamageRun::exact(10, 99, GUARD) }]);
+    let read = Request::read(extent(12, 1), Expectations::NONE);
+    record.observe(&watched(&read, true), &failed(&[12]));
+    assert_eq!(listed(&record), [(10, 99, 3)], "it may be one of the three");
+    let additions = record.additions();
+    observe(&record, &verify(0, 64), &failed(&[10, 12, 40]));
+    let rest = (64, 99, 0);
+    assert_eq!(listed(&record), [(10, 10, 1), (12, 12, 1), (40, 40, 1), rest]);
+    observe(&record, &verify(64, 64), &failed(&[70]));
+    assert_eq!(listed(&record), [(10, 10, 1), (12, 12, 1), (40, 40, 1), (70, 70, 1)]);
+    assert_eq!(count(&record), DamageCount { least: 4, most: 4, made: 0 });
+    assert_eq!(record.additions(), additions, "all were in the run");
+    // What a host made unreadable stays so, but for a block that is bad in another way.
+    let record = DamageRecord::new(BLOCKS);
+    let made = DamageRun { is_made: true, bad_blocks: 2, ..DamageRun::exact(0, 9, BadBlockCause::Media) };
+    record.restore(&[made]);
+    let media = BadBlock::media(Lba::new(3));
+    observe(&record, &verify(0, 10), &Err(BadBlocks::new(vec![media, bad(&[5])[0]]).unwrap().into()));
+    assert_eq!(count(&record), DamageCount { least: 1, most: 1, made: 1 });
+}
+
+#[test]
+fn a_bad_block_in_a_run_that_may_be_good_is_at_least_one() {
+    let record = DamageRecord::new(BLOCKS);
+    record.restore(&[DamageRun { bad_blocks: 0, ..DamageRun::exact(10, 99, GUARD) }]);
+    record.add(&bad(&[50, 60]));
+    assert_eq!(listed(&record), [(10, 99, 1)]);
+    let made = DamageRun { is_made: true, bad_blocks: 2, ..DamageRun::exact(200, 209, BadBlockCause::Media) };
+    record.restore(&[made]);
+    record.add(&bad(&[205]));
+    assert_eq!(count(&record).least, 2, "a wrong guard is not what a host made");
+}
+
+#[test]
+fn a_stored_list_adds_to_what_is_listed_and_replaces_none_of_it() {
+    let record = DamageRecord::new(BLOCKS);
+    record.add(&bad(&[12, 15]));
+    record.restore(&[DamageRun::exact(10, 12, GUARD), DamageRun { bad_blocks: 4, ..DamageRun::exact(14, 19, GUARD) }]);
+    assert_eq!(listed(&record), [(10, 11, 2), (12, 12, 1), (14, 14, 0), (15, 15, 1), (16, 19, 2)]);
+}
+
+#[test]
+fn lists_of_copies_are_merged_to_bounds_of_all_of_them() {
+    let coarse = |first, last, bad_blocks| DamageRun { bad_blocks, ..DamageRun::exact(first, last, GUARD) };
+    let made = |first, last| DamageRun { is_made: true, ..DamageRun::exact(first, last, BadBlockCause::Media) };
+    let of = |runs: &[DamageRun]| -> Vec<(u64, u64, u64, bool)> {
+        merge_runs(runs.to_vec()).iter().map(|run| (run.first, run.last, run.bad_blocks, run.is_made)).collect()
+    };
+    let one = |lba| DamageRun::exact(lba, lba, GUARD);
+    assert_eq!(of(&[coarse(0, 9, 1), one(3), one(5), one(7), one(20)]), [(0, 9, 3, false), (20, 20, 1, false)]);
+    assert_eq!(of(&[coarse(0, 9, 2), coarse(5, 14, 8), one(14)]), [(0, 9, 3, false), (10, 14, 3, false)]);
+    assert_eq!(of(&[one(4), one(4)]), [(4, 4, 1, false)], "two copies of one block");
+    // A block that is bad on one replica is damage, also where a host made it unreadable on another one.
+    assert_eq!(of(&[made(0, 9), one(5)]), [(0, 4, 5, true), (5, 5, 1, false), (6, 9, 4, true)]);
+    assert_eq!(of(&[made(3, 6), coarse(0, 4, 1)]), [(0, 4, 1, false), (5, 6, 2, true)]);
+}
+
+#[test]
 fn blocks_beyond_the_end_are_none() {
     let record = DamageRecord::new(100);
     record.add(&bad(&[5, 99, 100, 200]));

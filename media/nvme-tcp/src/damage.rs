@@ -3,7 +3,7 @@
 
 use sealblock_block::{BadBlock, BadBlockCause, DamageRun};
 use sealblock_protocols_nvme::admin::GetLogPage;
-use sealblock_protocols_nvme::logs::{DamageEntry, DamageHeader, DamageLog, LogPage};
+use sealblock_protocols_nvme::logs::{DamageEntry, DamageHeader, DamageLog, DamageRunEntry, LogPage};
 use sealblock_protocols_nvme::nvm::{
     GetLbaStatus, LbaStatusAction, LbaStatusDescriptor, LbaStatusFlags, LbaStatusList,
 };
@@ -25,7 +25,7 @@ const MAX_ANSWERS: usize = 256;
 /// The bad blocks of a namespace that a target knows.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct KnownDamage {
-    /// The blocks as runs, ascending.
+    /// The blocks as runs; single blocks are first. Where runs overlap, the first one is exact.
     pub runs: Vec<DamageRun>,
     /// True if these are all that it knows.
     pub is_complete: bool,
@@ -35,8 +35,10 @@ pub struct KnownDamage {
 pub(crate) async fn known_damage(session: &Session) -> Option<KnownDamage> {
     for _ in 0..TRIES {
         let Some(log) = damage_log(session).await else { continue };
-        if !log.overflowed {
-            return Some(KnownDamage { runs: log.entries.iter().map(run_of_entry).collect(), is_complete: true });
+        if !log.overflowed || log.runs.is_some() {
+            let runs = log.runs.iter().flatten().map(run_of_blocks);
+            let runs = log.entries.iter().map(run_of_entry).chain(runs).collect();
+            return Some(KnownDamage { runs, is_complete: true });
         }
         break;
     }
@@ -46,6 +48,12 @@ pub(crate) async fn known_damage(session: &Session) -> Option<KnownDamage> {
 fn run_of_entry(entry: &DamageEntry) -> DamageRun {
     let (lba, cause) = (entry.lba.get(), entry.field.map_or(BadBlockCause::Media, BadBlockCause::Tag));
     DamageRun { is_made: entry.write_uncorrectable, values: entry.values, ..DamageRun::exact(lba, lba, cause) }
+}
+
+fn run_of_blocks(run: &DamageRunEntry) -> DamageRun {
+    let cause = run.field.map_or(BadBlockCause::Media, BadBlockCause::Tag);
+    let is_made = run.write_uncorrectable;
+    DamageRun { bad_blocks: run.bad_blocks, is_made, ..DamageRun::exact(run.first, run.last, cause) }
 }
 
 /// The runs that Get LBA Status lists. A run may also contain good blocks: a target with many bad blocks lists

@@ -65,11 +65,7 @@ fn damage(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Option<Find
         let advice = format!(
             "restore these blocks from a backup, or `sealblock scrub start {name}`, which repairs from another replica where there is one"
         );
-        let health = match (seen.damage.blocks, seen.damage.blocks_at_most) {
-            (0, 1..) => Health::Incomplete,
-            _ => Health::Damaged,
-        };
-        return Some(Finding { health, words: seen.damage.to_text(), advice });
+        return Some(Finding { health: seen.damage.health(), words: seen.damage.to_text(), advice });
     }
     // Bad blocks that are kept but no longer listed have been rewritten. If nothing is kept, only the number of bad
     // blocks is known of runs before the start of this server.

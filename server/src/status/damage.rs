@@ -6,6 +6,7 @@ use sealblock_stack::DamageView;
 use sealblock_stack::quantity::count;
 use serde::{Deserialize, Serialize};
 
+use super::health::Health;
 use crate::devices::bad_runs::blocks_text;
 
 /// The maximum number of listed runs.
@@ -95,6 +96,16 @@ impl DamageStatus {
         self.blocks.max(self.blocks_at_most) > 0 || !self.complete
     }
 
+    /// The health that follows from it, in every report: damaged if blocks are known to be bad, incomplete if it is only
+    /// known that some may be.
+    pub fn health(&self) -> Health {
+        match (self.blocks, self.blocks_at_most) {
+            (0, 1..) => Health::Incomplete,
+            _ if self.has_any() => Health::Damaged,
+            _ => Health::Healthy,
+        }
+    }
+
     /// How many blocks are bad, and where, as text.
     pub fn to_text(&self) -> String {
         let named = self.runs.iter().take(MAX_NAMED_RUNS);
@@ -139,6 +150,12 @@ mod tests {
         let rewritten = DamageRun { bad_blocks: 0, ..coarse };
         assert_eq!(text(&[rewritten]), "up to 10 blocks may be bad (0..9)");
         assert!(!DamageStatus::of_runs(&[], true).has_any() && DamageStatus::of_runs(&[rewritten], true).has_any());
+        let health = |runs: &[DamageRun], is_complete| DamageStatus::of_runs(runs, is_complete).health();
+        assert_eq!(
+            [&[][..], &[rewritten], &[coarse]].map(|runs| health(runs, true)),
+            [Health::Healthy, Health::Incomplete, Health::Damaged]
+        );
+        assert_eq!(health(&[], false), Health::Damaged, "more than could be listed");
     }
 
     #[test]

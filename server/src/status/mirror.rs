@@ -161,10 +161,8 @@ impl MirrorStatus {
             _ => Health::Degraded,
         };
         let files = self.replicas.iter().flat_map(|replica| &replica.file_errors);
-        let is_bad =
-            self.replicas.iter().any(|replica| replica.damage.as_ref().is_some_and(|damage| damage.blocks > 0));
-        let blocks = if is_bad { Health::Damaged } else { Health::Healthy };
-        files.map(FileError::health).max().unwrap_or_default().max(state).max(blocks)
+        let blocks = self.replicas.iter().filter_map(|replica| replica.damage.as_ref()).map(DamageStatus::health);
+        files.map(FileError::health).chain(blocks).max().unwrap_or_default().max(state)
     }
 
     /// The replica of this name; the newest if an earlier one had the same name.

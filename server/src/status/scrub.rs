@@ -186,12 +186,11 @@ impl ScrubStatus {
     pub fn health(&self) -> Health {
         let is_saved = self.damage.as_ref().is_some_and(|damage| damage.not_saved.is_empty());
         let unrepaired = self.last_run().filter(|_| !is_saved).map_or(0, |run| run.unrepaired);
-        let (known, possible) = self.damage.as_ref().map_or((0, false), |damage| (damage.blocks, damage.has_any()));
+        let known = self.damage.as_ref().map_or(Health::Healthy, DamageStatus::health);
         match self.last_run() {
-            _ if known + unrepaired > 0 => Health::Damaged,
-            _ if possible => Health::Incomplete,
-            Some(run) if run.unchecked > 0 => Health::Incomplete,
-            _ => Health::Healthy,
+            _ if unrepaired > 0 => Health::Damaged,
+            Some(run) if run.unchecked > 0 => known.max(Health::Incomplete),
+            _ => known,
         }
     }
 }

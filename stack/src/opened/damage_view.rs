@@ -86,13 +86,7 @@ impl DamageView {
     pub(crate) fn take_over(&self, runs: &[DamageRun], is_all: bool) {
         match &*self.0 {
             View::Leaf { record, elsewhere: Some(elsewhere), .. } => {
-                // What was met here is known better.
-                let is_new = |run: &&DamageRun| {
-                    let mut is_met = false;
-                    record.visit(run.first, run.last, |_| is_met = true);
-                    !is_met
-                };
-                record.restore(&runs.iter().filter(is_new).copied().collect::<Vec<_>>());
+                record.restore(runs);
                 let _ = elsewhere.is_all.set(is_all);
             }
             View::All(of) => of.iter().for_each(|view| view.take_over(runs, is_all)),
@@ -254,12 +248,16 @@ impl DamageSource for DamageView {
 fn striped(run: DamageRun, number: u64, chunk_blocks: u64, row_blocks: u64, see: &mut dyn FnMut(DamageRun)) {
     let up = |lba: u64| lba / chunk_blocks * row_blocks + number * chunk_blocks + lba % chunk_blocks;
     let (first_chunk, last_chunk) = (run.first / chunk_blocks, run.last / chunk_blocks);
-    if last_chunk - first_chunk > MAX_CHUNKS {
-        return see(DamageRun { first: up(run.first), last: up(run.last), ..run });
-    }
-    for chunk in first_chunk..=last_chunk {
+    let parts = (first_chunk..=last_chunk).map(|chunk| {
         let (first, last) = (run.first.max(chunk * chunk_blocks), run.last.min((chunk + 1) * chunk_blocks - 1));
-        see(DamageRun { first: up(first), last: up(last), ..run.part(first, last) });
+        DamageRun { first: up(first), last: up(last), ..run.part(first, last) }
+    });
+    let is_one = last_chunk - first_chunk > MAX_CHUNKS
+        // The parts of a coarse run have smaller minimums than the run: a stripe would have fewer bad blocks than its member.
+        || run.is_coarse() && parts.clone().map(|part| part.bad_blocks).sum::<u64>() < run.bad_blocks;
+    match is_one {
+        true => see(DamageRun { first: up(run.first), last: up(run.last), ..run }),
+        false => parts.for_each(see),
     }
 }
 
@@ -373,6 +371,12 @@ mod tests {
         far.take_over(&[DamageRun::exact(7, 8, BadBlockCause::Media)], false);
         assert_eq!(seen(&both, 0, 99), [of("near", 3, 3), of("far", 7, 8)]);
         assert!(both.not_asked().is_empty() && !both.is_complete());
+        // What was met here stays, and so does what the server knows around it.
+        let known = Arc::new(DamageRecord::new(1 << 20));
+        known.add(&[BadBlock::media(Lba::new(12))]);
+        let met = DamageView::remote("far", &known, "its server keeps one", "no word for it");
+        met.take_over(&[DamageRun { bad_blocks: 5, ..DamageRun::exact(10, 19, BadBlockCause::Media) }], true);
+        assert_eq!(seen(&met, 0, 99), [of("far", 10, 11), of("far", 12, 12), of("far", 13, 19)]);
         assert_eq!(both.not_saved(), [("far".to_owned(), "its server keeps one")]);
     }
 
@@ -412,5 +416,21 @@ mod tests {
         let mut runs = Vec::new();
         striped(long, 0, 16, 32, &mut |run| runs.push(run));
         assert_eq!((runs.len(), runs[0].bad_blocks, runs[0].is_coarse()), (1, long.blocks(), true));
+    }
+
+    #[test]
+    fn a_stripe_has_as_many_bad_blocks_as_its_members_at_least() {
+        let coarse = |bad_blocks| DamageRun { bad_blocks, ..DamageRun::exact(8, 39, BadBlockCause::Media) };
+        let of = |run: DamageRun| {
+            let mut all = Vec::new();
+            striped(run, 1, 16, 32, &mut |run| all.push((run.first, run.last, run.bad_blocks)));
+            all
+        };
+        assert_eq!(of(coarse(3)), [(24, 87, 3)], "any chunk may have all of them");
+        assert_eq!(of(coarse(0)), [(24, 31, 0), (48, 63, 0), (80, 87, 0)]);
+        let record = Arc::new(DamageRecord::new(1 << 20));
+        record.restore(&[coarse(3), DamageRun { bad_blocks: 2, ..DamageRun::exact(64, 70, BadBlockCause::Media) }]);
+        let stripe = DamageView::stripe(vec![leaf("a", &[0]), DamageView::leaf("b", &record, None)], 16);
+        assert_eq!(stripe.summary().1.least, 6);
     }
 }

@@ -26,6 +26,7 @@ use crate::cli::Info;
 use crate::exit::Exit;
 use crate::report::{Lines, print_report};
 use sealblock_server::status::damage::DamageStatus;
+use sealblock_server::status::health::Health;
 use sealblock_server::status::mirror::MirrorStatus;
 
 /// Prints what the target is.
@@ -42,10 +43,8 @@ pub fn run(arguments: &Info) -> Result<Exit, StackError> {
 
 /// How well a target is by what is known of it: nothing is read for that.
 fn known(opened: &OpenTarget) -> Exit {
-    if DamageStatus::of(&opened.info.damage).blocks > 0 {
-        return Exit::DamageFound;
-    }
-    opened.info.mirror.as_ref().map_or(Exit::Clean, |mirror| MirrorStatus::of(mirror).health().into())
+    let mirror = opened.info.mirror.as_ref().map_or(Health::Healthy, |mirror| MirrorStatus::of(mirror).health());
+    DamageStatus::of(&opened.info.damage).health().max(mirror).into()
 }
 
 /// How operations are carried out, in the order of the text.

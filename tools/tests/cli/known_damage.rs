@@ -49,6 +49,53 @@ fn bad_blocks_are_known_after_a_restart_until_they_are_written() {
 }
 
 #[test]
+fn thousands_of_bad_blocks_have_the_same_bounds_everywhere_and_after_each_restart() {
+    const SECTOR: usize = 512;
+    let place = Place::with_runtime("syscalls");
+    let sector = |lba: u64| [&lba.to_le_bytes()[..], &[b'x'; SECTOR - 8]].concat();
+    let data: Vec<u8> = (0..32_768).flat_map(sector).collect();
+    place.volume("--size 16MiB --block-size 512", &data);
+    // More runs than the list on the device has room for.
+    let image = place.read("v");
+    let is_data = |at: &usize| image[at + 8..at + SECTOR].iter().all(|byte| *byte == b'x');
+    let of_data: Vec<usize> = (0..image.len()).step_by(SECTOR).filter(is_data).collect();
+    let mut damaged = image.clone();
+    let is_hit = |(n, _): &(usize, usize)| n % 5 == 0 || n % 7 == 0;
+    let hit: Vec<usize> = of_data.into_iter().enumerate().filter(is_hit).map(|(_, at)| at).take(4_721).collect();
+    assert_eq!(hit.len(), 4_721);
+    hit.iter().for_each(|at| damaged[at + 100] = b'y');
+    place.write("v", &damaged);
+    let bounds =
+        |damage: &serde_json::Value| (damage["blocks"].as_u64().unwrap(), damage["blocks_at_most"].as_u64().unwrap());
+    let said = |server: &Server| {
+        let status = bounds(&place.run("status v --json").ends_with(1).json()["servers"][0]["devices"][0]["damage"]);
+        let scrub = bounds(&place.run("scrub status v --json").ends_with(1).json()["damage"]);
+        let host = bounds(&place.run(&format!("info {} --json", server.target("v"))).ends_with(1).json()["damage"]);
+        assert_eq!((scrub, host), (status, status), "served");
+        status
+    };
+    let of_closed = || {
+        let scrub = bounds(&place.run("scrub status v --json").ends_with(1).json()["damage"]);
+        let info = bounds(&place.run("info v --json").ends_with(1).json()["damage"]);
+        assert_eq!(scrub, info, "not served");
+        info
+    };
+    for _ in 0..2 {
+        let server = Server::start(&place, "v");
+        place.run("scrub start v --wait").ends_with(1);
+        assert_eq!(said(&server), (4_721, 4_721), "a scrub of all blocks counts each");
+        server.kill();
+        let (least, most) = of_closed();
+        assert!(least == 4_721 && most > 4_721, "at least {least}, at most {most}");
+        let server = Server::start(&place, "v");
+        assert_eq!(said(&server), (least, most), "what was saved");
+        server.kill();
+        assert_eq!(of_closed(), (least, most));
+    }
+    place.run("verify v").ends_with(1).says(&["4721 damaged"]);
+}
+
+#[test]
 fn a_bad_copy_is_not_forgotten_when_the_good_one_is_read() {
     let place = Place::with_runtime("syscalls");
     filled(&place, 64);

@@ -118,7 +118,7 @@ mod tests {
         let record = Arc::new(Below(DamageRecord::new(1 << 40)));
         record.0.restore(&[DamageRun { bad_blocks: 7, ..DamageRun::exact(10, (1 << 33) + 9, BadBlockCause::Media) }]);
         let damage = list(&[]);
-        damage.0.set_source(record);
+        damage.0.set_source(Arc::clone(&record) as Arc<dyn DamageSource>);
         let (runs, complete) = damage.0.runs(extent(0, 1 << 20), 8);
         assert_eq!((runs[0].extent, complete), (extent(10, (1 << 20) - 10), true));
         let all = damage.0.summary();
@@ -129,6 +129,28 @@ mod tests {
         );
         let log = damage.0.damage_log(1);
         assert!(log.entries.is_empty() && log.overflowed);
+        let runs: Vec<_> = log.runs.unwrap().iter().map(|run| (run.first, run.last, run.bad_blocks)).collect();
+        assert_eq!(runs, [(10, (1 << 33) + 9, 7)], "with the minimum that this server knows");
+        record.0.clear(extent(10, 1 << 20));
+        assert_eq!(damage.0.summary().blocks, 1, "0 would say that no block is bad");
+    }
+
+    #[test]
+    fn what_has_no_entry_in_the_damage_log_is_in_its_runs() {
+        let record = Arc::new(Below(DamageRecord::new(1 << 40)));
+        let made = DamageRun { is_made: true, ..DamageRun::exact(0, 1, BadBlockCause::Media) };
+        record.0.restore(&[
+            made,
+            DamageRun { bad_blocks: 0, ..DamageRun::exact(10, 19, GUARD) },
+            DamageRun::exact(100, 100 + 16_383, GUARD),
+            DamageRun::exact(50_000, 50_001, GUARD),
+        ]);
+        let damage = list(&[]);
+        damage.0.set_source(record);
+        let log = damage.0.damage_log(1);
+        assert_eq!((log.entries.len(), log.overflowed), (16_384, true));
+        let runs: Vec<_> = log.runs.unwrap().iter().map(|run| (run.first, run.last, run.bad_blocks)).collect();
+        assert_eq!(runs, [(10, 19, 0), (100 + 16_382, 100 + 16_383, 2), (50_000, 50_001, 2)]);
     }
 
     #[test]

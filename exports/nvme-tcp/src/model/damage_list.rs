@@ -21,9 +21,9 @@ use std::time::Instant;
 
 use sealblock_block::{
     BadBlock, BadBlockCause, DamageRun, DamageSource, Error, ErrorKind, Geometry, Outcome, Request, RequestKind,
-    Response, merge_runs, merged,
+    Response, coarsen, merge_runs, merged,
 };
-use sealblock_protocols_nvme::logs::{DamageEntry, DamageLog};
+use sealblock_protocols_nvme::logs::{DamageEntry, DamageLog, DamageRunEntry};
 use sealblock_protocols_nvme::nvm::{LbaStatusDescriptor, LbaStatusFlags};
 use sealblock_units::{Extent, Lba};
 
@@ -31,6 +31,8 @@ use crate::model::damage_pages::{DamagePage, DamagePages};
 
 /// The maximum number of listed bad blocks of one namespace.
 pub const MAX_BAD_BLOCKS: usize = 16_384;
+/// The maximum number of runs behind the entries of the damage log.
+const MAX_LOG_RUNS: usize = 8_192;
 /// The maximum number of runs of blocks that are remembered as checked since the list overflowed. Further runs are
 /// dropped, and must be checked again.
 const MAX_CHECKED_RUNS: usize = 64;
@@ -313,8 +315,9 @@ impl DamageList {
     /// Returns a summary of the list.
     pub(crate) fn summary(&self) -> DamageListSummary {
         let runs = self.all(0, u64::MAX);
-        // In a coarse run that was partly rewritten, at least one block may be bad.
-        let blocks: u64 = runs.iter().map(|run| run.bad_blocks.max(1)).sum();
+        // The minimum, as everywhere; 0 would tell the host that it need not look.
+        let least: u64 = runs.iter().map(|run| run.bad_blocks).sum();
+        let blocks = least.max(u64::from(!runs.is_empty()));
         let from_source = self.source().map_or(0, |source| source.additions()) as u16;
         let set = self.lock();
         let (overflowed, additions) = (set.overflowed, set.additions.wrapping_add(from_source));
@@ -338,7 +341,8 @@ impl DamageList {
         self.pages.go_on(nsid, begun, now)
     }
 
-    /// Returns the damage log of namespace `nsid`: as many bad blocks as it has room for, and none that may be good.
+    /// Returns the damage log of namespace `nsid`: entries for as many bad blocks as it has room for, and none that may
+    /// be good; the others as runs. So a host has the same bounds as this server.
     pub(crate) fn damage_log(&self, nsid: u32) -> DamageLog {
         // Before the blocks: what is added in between belongs to a later generation, and is never missing from one that counts it.
         let generation = self.generation();
@@ -352,12 +356,23 @@ impl DamageList {
             values: run.values,
             write_uncorrectable: run.is_made,
         };
-        let exact = runs.iter().filter(|run| !run.is_coarse());
-        let blocks: u64 = runs.iter().map(DamageRun::blocks).sum();
-        let each = exact.flat_map(|run| (run.first..=run.last).map(move |lba| entry(run, lba)));
-        let entries: Vec<DamageEntry> = each.take(MAX_BAD_BLOCKS).collect();
-        let overflowed = !self.is_complete() || entries.len() as u64 != blocks;
-        DamageLog { nsid, generation, overflowed, entries }
+        let (mut entries, mut rest) = (Vec::new(), Vec::new());
+        for run in &runs {
+            let room = (MAX_BAD_BLOCKS - entries.len()) as u64;
+            let behind = if run.is_coarse() { run.first } else { run.first + run.blocks().min(room) };
+            entries.extend((run.first..behind).map(|lba| entry(run, lba)));
+            if behind <= run.last {
+                rest.push(run.part(behind, run.last));
+            }
+        }
+        let is_complete = self.is_complete();
+        let run_entry = |run: DamageRun| {
+            let DamageEntry { field, write_uncorrectable, .. } = entry(&run, run.first);
+            DamageRunEntry { first: run.first, last: run.last, bad_blocks: run.bad_blocks, field, write_uncorrectable }
+        };
+        let overflowed = !is_complete || !rest.is_empty();
+        let runs = is_complete.then(|| coarsen(rest, MAX_LOG_RUNS).into_iter().map(run_entry).collect());
+        DamageLog { nsid, generation, overflowed, entries, runs }
     }
 }
 

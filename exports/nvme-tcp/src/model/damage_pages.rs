@@ -3,7 +3,7 @@
 //! Invariants: a read that begins at byte 0 gets the state of now, encoded once for as long as the list does not change. A read that
 //! goes on gets parts of the state that it began with, whatever is added in between, until [`LIFE`] has passed since that state was
 //! encoded or [`MAX_PAGES`] later ones were. From then on it gets parts of the state of now, which the generation in the head shows.
-//! At most [`MAX_PAGES`] pages exist for a device, of at most 512 KiB each, however many hosts read; one that is too old goes with
+//! At most [`MAX_PAGES`] pages exist for a device, of at most 768 KiB each, however many hosts read; one that is too old goes with
 //! the next read.
 //!
 //! Shape: the pages belong to the device, and a controller has a weak reference to the one that its host reads: a host that reads a
@@ -96,7 +96,7 @@ mod tests {
     /// The log of a device with so many bad blocks, which has the same generation.
     fn log(nsid: u32, blocks: u64) -> DamageLog {
         let entry = |lba| DamageEntry { lba: Lba::new(lba), field: None, values: None, write_uncorrectable: false };
-        DamageLog { nsid, generation: blocks, overflowed: false, entries: (0..blocks).map(entry).collect() }
+        DamageLog { nsid, generation: blocks, overflowed: false, entries: (0..blocks).map(entry).collect(), runs: None }
     }
 
     fn entries(page: &DamagePage) -> usize {

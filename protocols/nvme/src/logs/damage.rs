@@ -12,8 +12,10 @@ use crate::wire::{TooShort, flags, layout};
 flags! {
     /// What is said about the page as a whole.
     pub struct DamageFlags(u16) {
-        /// More blocks were found bad than the controller keeps; the list lacks some.
+        /// Bad blocks have no entry: there are too many, or it is not known which blocks of a run are bad.
         OVERFLOWED = 0,
+        /// The runs behind the entries have all bad blocks without an entry.
+        RUNS = 1,
     }
 }
 
@@ -28,7 +30,7 @@ flags! {
 }
 
 layout! {
-    /// Head of the page; entries follow.
+    /// Head of the page; entries follow, and runs behind them.
     pub struct DamageHeader[32] {
         /// Signature, see [`DamageHeader::SIGNATURE`].
         0 => signature: [u8; 8],
@@ -40,8 +42,10 @@ layout! {
         12 => nsid: u32,
         /// Number of entries.
         16 => entries: u32,
-        /// Bytes of one entry, at least 32; what is behind the part known here is skipped.
+        /// Bytes of one entry or run, at least 32; what is behind the part known here is skipped.
         20 => entry_bytes: u16,
+        /// Number of runs.
+        22 => runs: u16,
         /// Generation: another one after each change of the list.
         24 => generation: u64,
     }
@@ -63,6 +67,22 @@ layout! {
     }
 }
 
+layout! {
+    /// Blocks some of which are bad, as they stand in the page.
+    pub struct RawDamageRun[32] {
+        /// The first block.
+        0 => first: u64,
+        /// The last block.
+        8 => last: u64,
+        /// How many of them are bad at least.
+        16 => bad_blocks: u64,
+        /// As in an entry.
+        24 => field: u8,
+        /// As in an entry, without values.
+        25 => flags: DamageEntryFlags,
+    }
+}
+
 /// The field of each code; none where the block could not be read at all.
 const FIELDS: [Option<TagField>; 5] =
     [None, Some(TagField::Guard), Some(TagField::AppTag), Some(TagField::RefTag), Some(TagField::StorageTag)];
@@ -80,6 +100,21 @@ pub struct DamageEntry {
     pub write_uncorrectable: bool,
 }
 
+/// Blocks that have no entries. Some of them are bad.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DamageRunEntry {
+    /// The first block.
+    pub first: u64,
+    /// The last block.
+    pub last: u64,
+    /// How many of them are bad at least; not more than there are.
+    pub bad_blocks: u64,
+    /// The field that does not fit, as far as it is known; `None` when blocks could not be read at all.
+    pub field: Option<TagField>,
+    /// Whether the blocks were written with Write Uncorrectable.
+    pub write_uncorrectable: bool,
+}
+
 /// The page.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DamageLog {
@@ -87,10 +122,12 @@ pub struct DamageLog {
     pub nsid: u32,
     /// Another one after each change of the list. Who reads a page in parts compares it between the first and the last.
     pub generation: u64,
-    /// Whether blocks were found bad for which there was no room.
+    /// Whether bad blocks have no entry.
     pub overflowed: bool,
     /// The damaged blocks, ascending.
     pub entries: Vec<DamageEntry>,
+    /// Where the other bad blocks are, if that is known of all of them. Pages of earlier versions do not have it.
+    pub runs: Option<Vec<DamageRunEntry>>,
 }
 
 /// Why bytes are not this page.
@@ -116,6 +153,16 @@ pub enum DamageLogError {
         /// The entry's code.
         code: u8,
     },
+    /// A run ends before it begins, or has more bad blocks than blocks.
+    #[error("a run of blocks {first} to {last} with {bad_blocks} bad ones is impossible")]
+    Run {
+        /// Its first block.
+        first: u64,
+        /// Its last block.
+        last: u64,
+        /// Its bad blocks.
+        bad_blocks: u64,
+    },
 }
 
 impl DamageHeader {
@@ -140,52 +187,85 @@ impl DamageHeader {
 
     /// Bytes of the whole page.
     pub const fn length_bytes(&self) -> u64 {
-        DamageHeader::BYTES as u64 + self.entries as u64 * self.entry_bytes as u64
+        DamageHeader::BYTES as u64 + (self.entries as u64 + self.runs as u64) * self.entry_bytes as u64
     }
 }
 
 impl DamageEntry {
     /// The 32 bytes of the entry.
     pub fn encode(&self) -> [u8; RawDamageEntry::BYTES] {
-        let field = FIELDS.iter().position(|field| *field == self.field).expect("every field has a code") as u8;
         let (expected, actual) = self.values.unwrap_or_default();
-        let flag = |is_set, flag| if is_set { flag } else { DamageEntryFlags::NONE };
-        let flags = flag(self.values.is_some(), DamageEntryFlags::VALUES)
-            | flag(self.write_uncorrectable, DamageEntryFlags::WRITE_UNCORRECTABLE);
-        RawDamageEntry { lba: self.lba.get(), expected, actual, field, flags }.encode()
+        let values = if self.values.is_some() { DamageEntryFlags::VALUES } else { DamageEntryFlags::NONE };
+        let flags = values | uncorrectable(self.write_uncorrectable);
+        RawDamageEntry { lba: self.lba.get(), expected, actual, field: code(self.field), flags }.encode()
     }
 
     /// The entry in the first 32 bytes of `from`.
     pub fn decode(from: &[u8]) -> Result<DamageEntry, DamageLogError> {
         let raw = RawDamageEntry::decode(from)?;
-        let field = *FIELDS.get(usize::from(raw.field)).ok_or(DamageLogError::Field { code: raw.field })?;
         Ok(DamageEntry {
             lba: Lba::new(raw.lba),
-            field,
+            field: field(raw.field)?,
             values: raw.flags.contains(DamageEntryFlags::VALUES).then_some((raw.expected, raw.actual)),
             write_uncorrectable: raw.flags.contains(DamageEntryFlags::WRITE_UNCORRECTABLE),
         })
     }
 }
 
+impl DamageRunEntry {
+    /// The 32 bytes of the run.
+    pub fn encode(&self) -> [u8; RawDamageRun::BYTES] {
+        let DamageRunEntry { first, last, bad_blocks, .. } = *self;
+        let (field, flags) = (code(self.field), uncorrectable(self.write_uncorrectable));
+        RawDamageRun { first, last, bad_blocks, field, flags }.encode()
+    }
+
+    /// The run in the first 32 bytes of `from`.
+    pub fn decode(from: &[u8]) -> Result<DamageRunEntry, DamageLogError> {
+        let RawDamageRun { first, last, bad_blocks, field: code, flags } = RawDamageRun::decode(from)?;
+        // The last address has a successor, so that the number of blocks is a number.
+        if last < first || last == u64::MAX || bad_blocks > last - first + 1 {
+            return Err(DamageLogError::Run { first, last, bad_blocks });
+        }
+        let write_uncorrectable = flags.contains(DamageEntryFlags::WRITE_UNCORRECTABLE);
+        Ok(DamageRunEntry { first, last, bad_blocks, field: field(code)?, write_uncorrectable })
+    }
+}
+
+fn code(field: Option<TagField>) -> u8 {
+    FIELDS.iter().position(|known| *known == field).expect("every field has a code") as u8
+}
+
+fn field(code: u8) -> Result<Option<TagField>, DamageLogError> {
+    FIELDS.get(usize::from(code)).copied().ok_or(DamageLogError::Field { code })
+}
+
+fn uncorrectable(is_set: bool) -> DamageEntryFlags {
+    if is_set { DamageEntryFlags::WRITE_UNCORRECTABLE } else { DamageEntryFlags::NONE }
+}
+
 impl DamageLog {
     /// The page.
     pub fn encode(&self) -> Vec<u8> {
+        let flag = |is_set, flag| if is_set { flag } else { DamageFlags::NONE };
+        let runs = self.runs.as_deref().unwrap_or_default();
         let head = DamageHeader {
             signature: DamageHeader::SIGNATURE,
             version: DamageHeader::VERSION,
-            flags: if self.overflowed { DamageFlags::OVERFLOWED } else { DamageFlags::NONE },
+            flags: flag(self.overflowed, DamageFlags::OVERFLOWED) | flag(self.runs.is_some(), DamageFlags::RUNS),
             nsid: self.nsid,
             entries: u32::try_from(self.entries.len()).unwrap_or(u32::MAX),
             entry_bytes: RawDamageEntry::BYTES as u16,
+            runs: u16::try_from(runs.len()).unwrap_or(u16::MAX),
             generation: self.generation,
         };
         let mut page = head.encode().to_vec();
         page.extend(self.entries.iter().flat_map(DamageEntry::encode));
+        page.extend(runs.iter().flat_map(DamageRunEntry::encode));
         page
     }
 
-    /// The page that was read, all of it; bytes behind its last entry are left alone.
+    /// The page that was read, all of it; bytes behind its last run are left alone.
     ///
     /// # Errors
     /// [`DamageLogError`] if it is another vendor's page, another version, cut short, or names an unknown field.
@@ -194,12 +274,15 @@ impl DamageLog {
         let needed = usize::try_from(head.length_bytes()).unwrap_or(usize::MAX);
         let short = TooShort { structure: "DamageLog", needed, got: page.len() };
         let list = page.get(DamageHeader::BYTES..needed).ok_or(short)?;
-        let entries: Result<_, _> = list.chunks_exact(usize::from(head.entry_bytes)).map(DamageEntry::decode).collect();
+        let mut all = list.chunks_exact(usize::from(head.entry_bytes));
+        let entries: Result<_, _> = all.by_ref().take(head.entries as usize).map(DamageEntry::decode).collect();
+        let (entries, runs): (_, Result<_, _>) = (entries?, all.map(DamageRunEntry::decode).collect());
         Ok(DamageLog {
             nsid: head.nsid,
             generation: head.generation,
             overflowed: head.flags.contains(DamageFlags::OVERFLOWED),
-            entries: entries?,
+            entries,
+            runs: head.flags.contains(DamageFlags::RUNS).then_some(runs?),
         })
     }
 }
@@ -217,7 +300,7 @@ mod tests {
             write_uncorrectable: false,
         };
         let media = DamageEntry { lba: Lba::new(9), field: None, values: None, write_uncorrectable: true };
-        DamageLog { nsid: 3, generation: 5, overflowed: true, entries: vec![guard, media] }
+        DamageLog { nsid: 3, generation: 5, overflowed: true, entries: vec![guard, media], runs: None }
     }
 
     #[test]
@@ -233,6 +316,30 @@ mod tests {
         assert_eq!((page[64], page[88], page[89], page.len()), (9, 0, 2, 96));
         assert_eq!(DamageLog::decode(&page), Ok(log()));
         assert_eq!(DamageHeader::read(&page).map(|head| head.length_bytes()), Ok(96));
+    }
+
+    #[test]
+    fn runs_stand_behind_the_entries_and_an_earlier_reader_does_not_see_them() {
+        let field = Some(TagField::Guard);
+        let run = DamageRunEntry { first: 0x0102, last: 0x0304, bad_blocks: 5, field, write_uncorrectable: false };
+        let made = DamageRunEntry { write_uncorrectable: true, bad_blocks: 0, ..run };
+        let log = DamageLog { runs: Some(vec![run, made]), ..log() };
+        let page = log.encode();
+        assert_eq!(page[10..12], [3, 0]);
+        assert_eq!((&page[16..24], page.len()), (&[2, 0, 0, 0, 32, 0, 2, 0][..], 160));
+        let mut bytes = [0; 32];
+        (bytes[0], bytes[1], bytes[8], bytes[9], bytes[16], bytes[24]) = (2, 1, 4, 3, 5, 1);
+        assert_eq!(page[96..128], bytes);
+        assert_eq!((page[144], page[153]), (0, 2));
+        assert_eq!(DamageLog::decode(&page).as_ref(), Ok(&log));
+        assert!(matches!(DamageLog::decode(&page[..159]), Err(DamageLogError::TooShort(_))));
+        let none = DamageLog { runs: Some(Vec::new()), overflowed: false, ..log };
+        assert_eq!(DamageLog::decode(&none.encode()), Ok(none));
+        for (first, last, bad_blocks) in [(5, 4, 0), (5, 6, 3), (5, u64::MAX, 1)] {
+            let bad = DamageRunEntry { first, last, bad_blocks, ..run }.encode();
+            let why = DamageLogError::Run { first, last, bad_blocks };
+            assert_eq!(DamageRunEntry::decode(&bad), Err(why));
+        }
     }
 
     #[test]

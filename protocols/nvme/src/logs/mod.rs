@@ -9,7 +9,10 @@ mod error_information;
 mod health;
 mod lba_status;
 
-pub use damage::{DamageEntry, DamageEntryFlags, DamageFlags, DamageHeader, DamageLog, DamageLogError, RawDamageEntry};
+pub use damage::{
+    DamageEntry, DamageEntryFlags, DamageFlags, DamageHeader, DamageLog, DamageLogError, DamageRunEntry,
+    RawDamageEntry, RawDamageRun,
+};
 pub use discovery::{AddressFamily, DiscoveryEntry, DiscoveryHeader, DiscoveryLog, SubsystemType, TransportType};
 pub use effects::{CommandEffects, EffectsLog};
 pub use error_information::{ErrorEntry, ErrorLog};
