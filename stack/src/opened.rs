@@ -3,6 +3,7 @@
 pub(crate) mod damage_view;
 pub(crate) mod held;
 pub(crate) mod info;
+pub(crate) mod lost_metadata;
 pub(crate) mod out_of_sync;
 pub(crate) mod recorded;
 pub(crate) mod target_identity;

@@ -116,7 +116,7 @@ pub async fn open<M: Medium, C: Clock>(
     let taken = entries.iter().map(|run| u64::from(run.blocks)).sum();
     let description = describe(&superblock, &recovered, taken, copies, lost);
     let (superblock, answered) = with_lost(superblock, &noted, options);
-    let description = VolumeInfo { standing, answered, ..description };
+    let description = VolumeInfo { standing, answered, is_read_only: options.read_only, ..description };
     let is_answered_known = superblock.is_clean || !options.keeps_answered || superblock.answered == Answered::Durable;
     let is_log_empty = are_all_usable && recovered.next == superblock.log_tail && is_answered_known;
     let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups, mark));
@@ -205,6 +205,7 @@ pub(crate) fn describe(
         unreadable: recovered.unreadable.clone(),
         log_lost: recovered.lost,
         lost_copies,
+        is_read_only: true,
         standing: Standing::Unopposed,
         answered: AnsweredChanges::AllDurable,
         superblocks: copies,

@@ -111,6 +111,8 @@ pub struct VolumeInfo {
     /// for writing, its next checkpoint rewrites them, except those of the reserved area, which their owner's next
     /// write replaces.
     pub lost_copies: LostCopies,
+    /// True if it is not open for writing, so that nothing that is lost is written again.
+    pub is_read_only: bool,
     /// How the owner of the medium was determined.
     pub standing: Standing,
     /// What is known of changes that had completed, but were not durable, when the volume was last used.

@@ -8,7 +8,7 @@ use sealblock_block::{Device, DynDevice, RequestKind};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
 use sealblock_media_file::Backing;
-use sealblock_stack::{DamageView, OpenMirror, TargetInfo};
+use sealblock_stack::{DamageView, LostMetadata, OpenMirror, TargetInfo};
 
 use crate::devices::scrub::ScrubTask;
 use crate::status::damage::DamageStatus;
@@ -27,6 +27,8 @@ pub struct InspectedDevice {
     open_files: Vec<FileWeak<Backing>>,
     /// Its bad blocks, and where the record of them is kept.
     damage: DamageView,
+    /// Copies of metadata that its volumes have lost, but for those of the replicas of mirrors.
+    lost_copies: LostMetadata,
 }
 
 /// The files of a device.
@@ -47,6 +49,7 @@ impl InspectedDevice {
             files: files(info),
             open_files: info.open_files(),
             damage: info.damage.clone(),
+            lost_copies: info.lost_beside_mirrors(),
         }
     }
 
@@ -63,6 +66,7 @@ impl InspectedDevice {
             paths: self.paths.iter().flat_map(PathMonitor::paths).map(path).collect(),
             damage: DamageStatus::of(&self.damage),
             lost_metadata: lost(&gate).into_iter().collect(),
+            lost_copies: self.lost_copies.unwritten(),
             scrub: Some(scrub),
             io: io(&gate),
             ..DeviceSnapshot::default()

@@ -12,6 +12,9 @@ use super::scrub::ScrubStatus;
 use super::server::{DeviceSnapshot, FailingStatus};
 use crate::dates::date;
 
+/// What becomes of lost copies of metadata.
+const REWRITTEN: &str = "they are rewritten when a process that has the volume open for writing closes it";
+
 /// The health of a device.
 pub struct Verdict {
     /// As one word.
@@ -120,9 +123,7 @@ fn mirror_findings(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Findi
         None if ailing.iter().any(|replica| replica.has_damage()) => {
             format!("`sealblock scrub start {name}` repairs them from another replica")
         }
-        None if ailing.iter().any(|replica| !replica.lost_metadata.is_empty()) => {
-            "the next open for writing rewrites them".to_owned()
-        }
+        None if ailing.iter().any(|replica| !replica.lost_metadata.is_empty()) => REWRITTEN.to_owned(),
         None => format!("wait; `sealblock mirror status {name}` shows the progress"),
     };
     findings.push(finding(Health::Degraded, words, advice));
@@ -204,13 +205,13 @@ fn unchecked(name: &str, seen: &DeviceSnapshot) -> Vec<Finding> {
         let words = format!("the scrub started {} could not check every copy of {blocks}", date(run.started_unix_s));
         findings.push(finding(words, again));
     }
-    if let Some(first) = seen.lost_metadata.first() {
-        let more = match seen.lost_metadata.len() {
-            1 => String::new(),
-            all => format!(", and {} more", all - 1),
-        };
-        findings.push(finding(format!("{first}{more}"), format!("`sealblock info {name}`")));
-    }
+    let first_of = |lost: &[String]| match lost {
+        [] => None,
+        [one] => Some(one.clone()),
+        [first, others @ ..] => Some(format!("{first}, and {} more", others.len())),
+    };
+    findings.extend(first_of(&seen.lost_metadata).map(|words| finding(words, format!("`sealblock info {name}`"))));
+    findings.extend(first_of(&seen.lost_copies).map(|words| finding(words, REWRITTEN.to_owned())));
     findings
 }
 
@@ -416,6 +417,9 @@ mod tests {
             lost_metadata: vec!["2 sectors".to_owned()],
             ..seen()
         };
+        is(&DeviceSnapshot { lost_copies: vec!["a label".to_owned()], ..seen() }, Health::Incomplete, "a label");
+        let two = vec!["a label".to_owned(), "a superblock".to_owned()];
+        is(&DeviceSnapshot { lost_copies: two, ..seen() }, Health::Incomplete, "a label, and 1 more");
         let verdict = assess("v", &all, STARTED);
         assert_eq!(verdict.health, Health::Damaged);
         let parts: Vec<_> = verdict.summary.split("; ").collect();

@@ -103,6 +103,9 @@ pub struct DeviceSnapshot {
     pub paths: Vec<PathStatus>,
     /// What it has lost that neither reads nor checks of blocks can detect, as text: the last writes.
     pub lost_metadata: Vec<String>,
+    /// Copies of metadata that are lost while the other copy is used, as text; those of replicas are in `mirrors`.
+    #[serde(default)]
+    pub lost_copies: Vec<String>,
     /// For each of its volumes, why acknowledged but unflushed writes of an earlier server may be lost, as long as
     /// clients that connect are told so.
     #[serde(default)]

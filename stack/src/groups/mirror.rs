@@ -57,7 +57,7 @@ fn by(opener: Opener) -> ReplicaOpener {
 fn of_replica(opened: OpenTarget, target: &TargetName) -> (OpenedReplica, TargetInfo) {
     let OpenTarget { device, info, held, .. } = opened;
     let (identity, files, damage) = (info.identity(target), info.open_files(), info.damage.clone());
-    let lost_metadata = [info.lost_superblocks(), info.lost_copies()].concat();
+    let lost_metadata = info.lost_metadata();
     (OpenedReplica { device, identity, files, damage, lost_metadata, held }, info)
 }
 

@@ -17,6 +17,7 @@ use crate::error::{Cause, StackError};
 use crate::failures::OLDER;
 use crate::opened::damage_view::DamageView;
 use crate::opened::held::{Access, CloseHandle, Members, close_all, forget_lost, lost_answers, received_bytes};
+use crate::opened::lost_metadata::LostMetadata;
 use crate::opened::target_identity::{TargetIdentity, TargetLabel, member_of};
 use crate::program::{ReactorClock, note};
 use crate::quantity::count;
@@ -54,8 +55,8 @@ pub(super) struct OpenedReplica {
     pub files: Vec<Weak<Backing>>,
     /// What is known of its bad blocks.
     pub damage: DamageView,
-    /// Copies of its metadata that are lost, as text.
-    pub lost_metadata: Vec<String>,
+    /// Copies of its metadata that are lost.
+    pub lost_metadata: LostMetadata,
     /// What is to close behind it.
     pub held: Vec<CloseHandle>,
 }
@@ -74,8 +75,8 @@ pub(super) struct OpenReplica {
     identity: RefCell<TargetIdentity>,
     /// The files that it lies in, as long as they are open.
     files: RefCell<Vec<Weak<Backing>>>,
-    /// Copies of its metadata that are lost, and that its opening has not written anew, as text.
-    lost_metadata: RefCell<Vec<String>>,
+    /// Copies of its metadata that are lost.
+    lost_metadata: RefCell<LostMetadata>,
     /// Its bad blocks, once it was open; what is known of a device that is away stays known.
     damage: RefCell<Option<DamageView>>,
     /// Who else is to know of them: the mirror that it is of.
@@ -362,7 +363,7 @@ impl OpenMirror {
     /// Copies of metadata of each of its replicas that are lost, as text, by the name of the replica.
     pub fn lost_metadata(&self) -> Vec<(String, Vec<String>)> {
         let replicas = self.replicas.borrow();
-        replicas.iter().map(|replica| (replica.name.clone(), replica.lost_metadata.borrow().clone())).collect()
+        replicas.iter().map(|replica| (replica.name.clone(), replica.lost_metadata.borrow().unwritten())).collect()
     }
 
     /// Its name.
@@ -475,8 +476,7 @@ impl OpenReplica {
         let OpenedReplica { device, identity, files, damage, lost_metadata, held } = opened;
         self.identity.replace(identity);
         self.files.replace(files);
-        // An opening for writing writes them anew.
-        self.lost_metadata.replace(if self.access.writes() { Vec::new() } else { lost_metadata });
+        self.lost_metadata.replace(lost_metadata);
         self.damage.replace(Some(damage));
         self.held.replace(held);
         self.report();

@@ -1,5 +1,6 @@
 //! What a target is made of, for `info`.
 
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
@@ -15,6 +16,7 @@ use crate::groups::replicas::OpenMirror;
 use crate::kernel::DeviceNumber;
 use crate::kernel::leaves::{Leaf, Storage, leaves_at, leaves_of_device};
 use crate::opened::damage_view::DamageView;
+use crate::opened::lost_metadata::LostMetadata;
 use crate::opened::target_identity::TargetIdentity;
 use crate::target::{GroupKind, TargetName};
 
@@ -131,34 +133,23 @@ impl TargetInfo {
         open_files().iter().filter(is_of).map(Arc::downgrade).collect()
     }
 
-    /// Lost copies of superblocks, each with the path of its volume, as text.
-    pub fn lost_superblocks(&self) -> Vec<String> {
-        let each = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?)));
-        let lost = each.flat_map(|(info, volume)| {
-            let path = info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
-            volume.superblocks.iter().filter_map(move |copy| {
-                let why = copy.lost.as_ref()?;
-                Some(format!("the superblock{path} at byte {} is lost: {why}", copy.offset_bytes))
-            })
-        });
-        lost.collect()
+    /// The copies of metadata that its volumes have lost, at any time.
+    pub fn lost_metadata(&self) -> LostMetadata {
+        LostMetadata::of(self.all().into_iter().filter_map(TargetInfo::own_volume))
     }
 
-    /// How many other copies of metadata were found lost until now, for each volume that has lost any, and the records of other volumes, as
-    /// text.
-    pub fn lost_copies(&self) -> Vec<String> {
-        let each = self.all().into_iter().filter_map(|info| Some((info, &info.volume.as_ref()?.lost_copies)));
-        let of =
-            |info: &TargetInfo| info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
-        let lost = each.filter(|(_, lost)| lost.count() > 0).map(|(info, lost)| {
-            format!("lost copies of metadata{}, of which the other copy is used: {}", of(info), lost.to_text())
-        });
-        let volumes = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?)));
-        let foreign = volumes.flat_map(|(info, volume)| {
-            let places = volume.lost_copies.foreign().into_iter();
-            places.map(move |(place, records)| format!("records of another volume in {place}{}: {records}", of(info)))
-        });
-        lost.chain(foreign).collect()
+    /// The same, without the replicas of mirrors, which mirrors report themselves.
+    pub fn lost_beside_mirrors(&self) -> LostMetadata {
+        fn all(info: &TargetInfo) -> Vec<&TargetInfo> {
+            let inner = info.inner.iter().filter(|_| info.mirror.is_none());
+            std::iter::once(info).chain(inner.flat_map(all)).collect()
+        }
+        LostMetadata::of(all(self).into_iter().filter_map(TargetInfo::own_volume))
+    }
+
+    /// The volume that this is, without devices under it, and the path of its file.
+    fn own_volume(&self) -> Option<(Option<&Path>, &VolumeDescription)> {
+        Some((self.file.as_ref().map(|file| file.path.as_path()), self.volume.as_ref()?))
     }
 
     /// Map entries that recovery dropped from the logs of volumes, because their data was not on the medium.

@@ -44,7 +44,9 @@ pub fn run(arguments: &Info) -> Result<Exit, StackError> {
 /// How well a target is by what is known of it: nothing is read for that.
 fn known(opened: &OpenTarget) -> Exit {
     let mirror = opened.info.mirror.as_ref().map_or(Health::Healthy, |mirror| MirrorStatus::of(mirror).health());
-    DamageStatus::of(&opened.info.damage).health().max(mirror).into()
+    let copies = opened.info.lost_metadata().unwritten();
+    let metadata = if copies.is_empty() { Health::Healthy } else { Health::Incomplete };
+    DamageStatus::of(&opened.info.damage).health().max(mirror).max(metadata).into()
 }
 
 /// How operations are carried out, in the order of the text.

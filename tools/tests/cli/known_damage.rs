@@ -224,6 +224,83 @@ fn a_device_that_keeps_no_list_says_so() {
 }
 
 #[test]
+fn every_command_says_that_a_copy_of_a_label_is_lost_until_it_is_written_again() {
+    const LOST: &str = "lost copies of metadata of b, of which the other copy is used: 1";
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 64);
+    let all_is_well = || {
+        for command in ["mirror status mirror:a,b", "info mirror:a,b", "info b", "verify mirror:a,b", "verify b"] {
+            let said = place.run(command);
+            said.succeeds();
+            assert!(!said.text().contains("lost"), "{}", said.text());
+        }
+    };
+    all_is_well();
+    let lose = || [4096, 32768 + 4096].into_iter().for_each(|offset| place.poke("b", offset, &[0; 512]));
+    lose();
+    for command in ["verify mirror:a,b", "verify b"] {
+        let said = place.run(command);
+        assert!(said.ends_with(4).stderr.contains(LOST), "{}", said.stderr);
+    }
+    place.run("mirror status mirror:a,b").ends_with(4).says(&["degraded", "b: in sync; lost copies", LOST]);
+    place.run("info mirror:a,b").ends_with(4).says(&["degraded", "lost copies: 1"]);
+    place.run("info b").ends_with(4).says(&["lost copies: 1"]);
+    // Served without being written: the same.
+    let server = Server::start(&place, "--read-only mirror:a,b");
+    place.run("mirror status mirror:a,b").ends_with(4).says(&["degraded", LOST]);
+    place.run("status mirror:a,b").ends_with(4).says(&["mirror:a,b is degraded: of b lost copies of metadata"]);
+    server.stop().is_clean();
+    place.run("verify b").ends_with(4);
+    // A server that may write has the same words until the label is written again, at the latest when it closes the volume.
+    let server = Server::start(&place, "mirror:a,b");
+    let of_label = "lost copies of labels and scrub states of b";
+    place.run("mirror status mirror:a,b").ends_with(4).says(&["degraded", of_label]);
+    place.run("status mirror:a,b").ends_with(4).says(&["mirror:a,b is degraded: of b lost copies of labels"]);
+    server.stop().is_clean();
+    all_is_well();
+}
+
+#[test]
+fn a_lost_copy_of_the_state_of_a_scrub_and_of_the_label_of_a_stripe_is_told_by_every_command() {
+    let place = Place::with_runtime("syscalls");
+    place.volume("--size 1MiB", &noise(5, 1 << 20));
+    let server = Server::start(&place, "v");
+    place.run("scrub start v --wait").succeeds();
+    server.stop().is_clean();
+    for command in ["info v", "verify v"] {
+        place.run(command).succeeds();
+    }
+    // The first copies of both places of the scrub's state.
+    for offset in [24_576, 32_768 + 24_576] {
+        place.poke("v", offset, &[0; 512]);
+    }
+    place.run("verify v").ends_with(4);
+    place.run("info v").ends_with(4).says(&["lost copies: 1"]);
+    let server = Server::start(&place, "--read-only v");
+    place.run("status v").ends_with(4).says(&["incomplete: lost copies of metadata of", "used: 1"]);
+    server.stop().is_clean();
+    // A server that may write says so, too, until it has written the state.
+    let server = Server::start(&place, "v");
+    place.run("status v").ends_with(4).says(&["lost copies of labels and scrub states of"]);
+    place.run("scrub start v --wait").succeeds();
+    place.run("status v").succeeds();
+    server.kill();
+    place.run("verify v").succeeds();
+    for name in ["c", "d"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    place.run("zero stripe:c,d --range 0..9").succeeds();
+    place.run("info stripe:c,d").succeeds();
+    [4096, 32768 + 4096].into_iter().for_each(|offset| place.poke("d", offset, &[0; 512]));
+    for command in ["info stripe:c,d", "verify stripe:c,d", "info d"] {
+        place.run(command).ends_with(4);
+    }
+    let server = Server::start(&place, "--read-only stripe:c,d");
+    place.run("status stripe:c,d").ends_with(4).says(&["incomplete: lost copies of metadata of d, of which"]);
+    server.stop().is_clean();
+}
+
+#[test]
 fn a_repair_says_of_a_lost_copy_of_metadata_what_became_of_it() {
     let place = Place::with_runtime("syscalls");
     filled(&place, 64);

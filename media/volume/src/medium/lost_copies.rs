@@ -21,6 +21,8 @@ struct Losses {
     lost: Cell<u64>,
     /// Those of them whose write a crash may have cut off.
     maybe_cut_off: Cell<u64>,
+    /// Those of the newest content of reserved areas. Others stay counted when they are written again; these do not.
+    areas: Cell<u64>,
     newer_pages: Cell<u64>,
     /// For each salt, the places where records with it were found, and their number.
     foreign: RefCell<BTreeMap<Seed, BTreeMap<&'static str, u64>>>,
@@ -35,6 +37,11 @@ impl LostCopies {
     /// Of how many of them nothing shows whether they are damaged or a crash cut their write off.
     pub fn maybe_cut_off(&self) -> u64 {
         self.0.maybe_cut_off.get()
+    }
+
+    /// How many of them are copies of labels and scrub states that have not been written again.
+    pub fn of_areas(&self) -> u64 {
+        self.0.areas.get()
     }
 
     /// How many, and what is known of the cause, as text.
@@ -63,21 +70,25 @@ impl LostCopies {
         self.0.newer_pages.get()
     }
 
-    /// This many copies were rewritten.
-    pub(crate) fn remove(&self, copies: u64) {
-        self.0.lost.set(self.0.lost.get().saturating_sub(copies));
+    /// This many copies of a reserved area were rewritten. `is_maybe_cut_off`: nothing durable showed their write to
+    /// have been complete.
+    pub(crate) fn remove_of_area(&self, copies: u64, is_maybe_cut_off: bool) {
+        let fewer = |count: &Cell<u64>| count.set(count.get().saturating_sub(copies));
+        fewer(&self.0.lost);
+        fewer(&self.0.areas);
+        if is_maybe_cut_off {
+            fewer(&self.0.maybe_cut_off);
+        }
     }
 
-    /// So many that a crash may have cut off were written again.
-    pub(crate) fn remove_maybe_cut_off(&self, copies: u64) {
-        self.remove(copies);
-        self.0.maybe_cut_off.set(self.0.maybe_cut_off.get().saturating_sub(copies));
-    }
-
-    /// Counts copies of a write that nothing durable shows to have been complete: damage, or what a crash left of it.
-    pub(crate) fn add_maybe_cut_off(&self, copies: u64) {
+    /// Counts copies of a reserved area. `is_maybe_cut_off`: nothing durable shows their write to have been complete, so
+    /// that they are damage, or what a crash left of it.
+    pub(crate) fn add_of_area(&self, copies: u64, is_maybe_cut_off: bool) {
         self.add(copies);
-        self.0.maybe_cut_off.set(self.0.maybe_cut_off.get() + copies);
+        self.0.areas.set(self.0.areas.get() + copies);
+        if is_maybe_cut_off {
+            self.0.maybe_cut_off.set(self.0.maybe_cut_off.get() + copies);
+        }
     }
 
     pub(crate) fn add_newer_page(&self) {
@@ -108,13 +119,17 @@ mod tests {
     #[test]
     fn what_a_crash_may_have_done_is_not_called_damage_alone() {
         let lost = LostCopies::default();
-        lost.add_maybe_cut_off(1);
+        lost.add_of_area(1, true);
         assert_eq!((lost.count(), lost.to_text()), (1, "1, damaged, or cut off by a crash while written".to_owned()));
         lost.add(2);
         let both = "3, 1 of them damaged, or cut off by a crash while written";
         assert_eq!((lost.count(), lost.maybe_cut_off(), lost.to_text()), (3, 1, both.to_owned()));
-        lost.remove_maybe_cut_off(1);
+        lost.add_of_area(1, false);
+        assert_eq!((lost.count(), lost.of_areas()), (4, 2));
+        lost.remove_of_area(1, false);
+        lost.remove_of_area(1, true);
         assert_eq!((lost.count(), lost.maybe_cut_off(), lost.to_text()), (2, 0, "2".to_owned()));
+        assert_eq!(lost.of_areas(), 0);
     }
 
     #[test]

@@ -145,14 +145,8 @@ impl ReservedAreas {
     /// Counts what is lost of an area, in place of what was lost of it before.
     fn set_lost(&self, area: ReservedArea, lost: Lost) {
         let before = self.lost[area.index()].replace(lost);
-        match before.is_maybe_cut_off {
-            true => self.lost_copies.remove_maybe_cut_off(before.copies),
-            false => self.lost_copies.remove(before.copies),
-        }
-        match lost.is_maybe_cut_off {
-            true => self.lost_copies.add_maybe_cut_off(lost.copies),
-            false => self.lost_copies.add(lost.copies),
-        }
+        self.lost_copies.remove_of_area(before.copies, before.is_maybe_cut_off);
+        self.lost_copies.add_of_area(lost.copies, lost.is_maybe_cut_off);
     }
 
     /// Caches the content of an area.

@@ -115,7 +115,7 @@ impl Source {
         match self {
             Source::Device(whole) => {
                 let info = &whole.opened.info;
-                [info.lost_superblocks(), info.lost_copies()].concat()
+                [info.lost_metadata().superblocks(), info.lost_metadata().copies()].concat()
             }
             Source::Input(_) => Vec::new(),
         }

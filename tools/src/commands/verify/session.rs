@@ -111,7 +111,7 @@ impl Session {
         self.offloaded.set(job.offloads());
         self.last_save.set(Instant::now());
         self.saved_errors.set(so_far.damaged);
-        let lost = if self.earlier.asked.repair { Vec::new() } else { opened.info.lost_superblocks() };
+        let lost = if self.earlier.asked.repair { Vec::new() } else { opened.info.lost_metadata().superblocks() };
         let record = self.record(so_far, lost);
         match self.file.save(&record) {
             Ok(()) => drop(self.trouble.take()),

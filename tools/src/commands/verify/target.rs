@@ -67,7 +67,7 @@ async fn verify(order: VerifyRequest<'_>, file: Option<ResumeFile>, show: Show) 
         let report = report.await;
         read_reserved(opened).await;
         // The checks read other copies of metadata, too.
-        let lost_metadata = [lost, report_lost(arguments, opened.info.lost_copies())].concat();
+        let lost_metadata = [lost, report_lost(arguments, opened.info.lost_metadata().copies())].concat();
         let report = VerifyReport { lost_metadata, ..report? };
         let block_bytes = opened.device.geometry().block_size.bytes() as u64;
         let report = match &session {
@@ -89,7 +89,7 @@ async fn look_again(order: VerifyRequest<'_>, (report, repairs, session): Verifi
     let look = async {
         let opened = open_for(order.target, Access::ReadOlder, Usage::Unchanged).await?;
         read_reserved(&opened).await;
-        let still = [opened.info.lost_superblocks(), opened.info.lost_copies()].concat();
+        let still = [opened.info.lost_metadata().superblocks(), opened.info.lost_metadata().copies()].concat();
         opened.close(Ok(still)).await
     };
     let still = match look.await {
@@ -126,7 +126,7 @@ fn report_opening(arguments: &Verify, opened: &OpenTarget) -> Vec<String> {
         let (writes, verb) = (count(left_out, "write"), if left_out == 1 { "was" } else { "were" });
         eprintln!("sealblock: {writes} in flight at a crash did not complete and {verb} discarded");
     }
-    report_lost(arguments, opened.info.lost_superblocks())
+    report_lost(arguments, opened.info.lost_metadata().superblocks())
 }
 
 /// Prints which copies of metadata are lost. A repair prints what became of them.

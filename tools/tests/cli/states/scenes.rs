@@ -142,6 +142,19 @@ fn find_and_kill(place: &Place, target: &str, by_scrub: bool) {
     server.kill();
 }
 
+/// Overwrites the first copy in both places of a label: one of them is that of the newest label.
+fn lose_label_copy(place: &Place, volume: &str) {
+    for offset in [4096, 32768 + 4096] {
+        place.poke(volume, offset, &[0; 512]);
+    }
+}
+
+fn lost_label_copy(place: &Place, of: &Material) -> String {
+    let pair = pair(place, of, "crc32c");
+    lose_label_copy(place, &pair.b);
+    pair.mirror
+}
+
 fn damaged(place: &Place, of: &Material) -> String {
     let v = filled(place, of, "crc32c");
     corrupt(place, &v, of.lba);
@@ -400,6 +413,7 @@ pub fn scenes() -> Vec<Scene> {
             "`b` of the same mirror.",
             |place, of| begun(place, of).b,
         )),
+        mirror_in("copy of a label lost", "One of the two copies of the label of `b` is zeroes.", lost_label_copy),
         mirror_in("log of one replica lost", "A server was killed, and the log of `b` is zeroes.", lost_log_of_one),
         mirror_in("split brain", "Each replica was written without the other.", split_brain),
     ]
