@@ -71,6 +71,8 @@ pub(crate) struct Connection {
     has_room: Cell<bool>,
     /// True if no reply can be sent any more.
     is_gone: Cell<bool>,
+    /// How the connection ended, if its client ended it without having disconnected.
+    lost: Cell<Option<io::ErrorKind>>,
 }
 
 /// The peer for log lines: its address, or its process on a Unix socket.
@@ -116,6 +118,7 @@ impl Connection {
             is_watched: Cell::new(false),
             has_room: Cell::new(false),
             is_gone: Cell::new(false),
+            lost: Cell::default(),
         })
     }
 
@@ -127,8 +130,10 @@ impl Connection {
             signal.send(Signals::DRAIN);
         });
         self.serve().await;
-        if self.open_export.borrow().is_some() {
-            tracing::info!(from = self.from(), "NBD client disconnected");
+        if self.lost.get().is_none()
+            && let Some(chosen) = &*self.chosen.borrow()
+        {
+            tracing::info!(export = chosen.export.name(), from = self.from(), "NBD client disconnected");
         }
         self.close();
         watch.abort();
@@ -140,7 +145,11 @@ impl Connection {
         let mut sender = Sender::new(sending);
         self.scheduler.run(&mut sender, self.with_work(self.until(Signals::DRAIN, self.receive()))).await;
         match self.is_lost() {
-            true => self.fence().await,
+            true => {
+                let in_flight = self.core.borrow().requests_in_flight();
+                self.fence().await;
+                self.report_lost(in_flight);
+            }
             // Everything was received, and none of it will be sent again.
             false => drop(self.watched_end.take()),
         }
@@ -165,6 +174,23 @@ impl Connection {
         let signal = &self.registration.signal;
         let is_drained = signal.has(Signals::DRAIN) && !signal.has(Signals::ABORT);
         !is_drained && self.core.borrow().closed() != Some(Closed::Disconnected)
+    }
+
+    /// The one line about a client that is gone without having disconnected, and that had this many requests in flight.
+    fn report_lost(&self, in_flight: usize) {
+        let (Some(chosen), Some(how)) = (&*self.chosen.borrow(), self.lost.get()) else { return };
+        let (export, from) = (chosen.export.name(), self.from());
+        if in_flight == 0 {
+            tracing::info!(export, from, %how, "NBD client closed its connection without disconnecting; no request was in flight");
+            return;
+        }
+        tracing::warn!(
+            export,
+            from,
+            %how,
+            in_flight,
+            "NBD client lost: it did not disconnect, and none of its requests in flight is executed after newer changes"
+        );
     }
 
     /// Ends the session: what it has in flight is not executed after newer changes.
@@ -237,7 +263,8 @@ impl Connection {
             let Some(buffer) = self.receive_buffer().await else { return };
             let (result, buffer) = self.stream.recv(buffer).await;
             let len = match result {
-                Ok(0) | Err(_) => return self.core.borrow_mut().close(),
+                Ok(0) => return self.lose(io::ErrorKind::UnexpectedEof),
+                Err(error) => return self.lose(error.kind()),
                 Ok(len) => len,
             };
             self.add_moved(len);
@@ -245,6 +272,15 @@ impl Connection {
             self.wait_for_ended().await;
             self.process_batch(len).await;
         }
+    }
+
+    /// Nothing more can be received.
+    fn lose(&self, how: io::ErrorKind) {
+        // Otherwise this side has closed the connection.
+        if !self.is_gone.get() {
+            self.lost.set(Some(how));
+        }
+        self.core.borrow_mut().close();
     }
 
     /// Returns a buffer to receive into, once the budget permits more requests; `None` when the connection has ended.
@@ -278,7 +314,8 @@ impl Connection {
             self.is_sending.set(true);
             let sent = self.send_slices(&mut slices, bytes).await;
             self.is_sending.set(false);
-            if sent.is_err() {
+            if let Err(error) = sent {
+                self.lose(error.kind());
                 return self.close();
             }
             self.core.borrow_mut().sent();

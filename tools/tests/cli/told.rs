@@ -106,6 +106,50 @@ fn an_export_that_is_not_there_is_told_with_its_name() {
 }
 
 #[test]
+fn a_client_that_vanishes_is_told_with_what_it_had_in_flight_in_one_line() {
+    const LOST: &str =
+        "NBD client lost: it did not disconnect, and none of its requests in flight is executed after newer changes";
+    const CLOSED: &str = "NBD client closed its connection without disconnecting; no request was in flight";
+    let place = Place::new();
+    let server = Server::start(&place, "fault:[delay=500ms@0..9],mem:1MiB --nbd 127.0.0.1:0 --log info");
+    let address = nbd_address(&server);
+    let export = server.ready["nbd"]["exports"][0].as_str().unwrap().to_owned();
+    let status = format!("status {}", server.pid());
+    let has_clients = |clients: usize| {
+        let json = place.run(&format!("{status} --json")).json();
+        json["servers"][0]["clients"].as_array().map(Vec::len) == Some(clients)
+    };
+    let open = || {
+        let client = Nbd::open(&address, &export).unwrap();
+        until(|| has_clients(1));
+        (client.local_address(), client)
+    };
+    let (polite_address, polite) = open();
+    polite.disconnect();
+    until(|| has_clients(0));
+    let (closed_address, mut closed) = open();
+    assert!(closed.read(20 * 4096, 4096).unwrap().is_ok());
+    drop(closed);
+    until(|| has_clients(0));
+    let (lost_address, mut lost) = open();
+    lost.begin_reads(&[0, 4096, 8192], 4096);
+    drop(lost);
+    until(|| has_clients(0));
+    // Of these, `status` shows the one that an operator should know of.
+    place.run(&status).says(&["NBD client lost", "in_flight=3", &lost_address]);
+    let ended = server.stop();
+    for (message, from) in
+        [("NBD client disconnected", &polite_address), (CLOSED, &closed_address), (LOST, &lost_address)]
+    {
+        let told = ended.is_clean().told_of(message);
+        assert_eq!(told.len(), 1, "{message}: {}", ended.stderr);
+        assert_eq!((&told[0]["from"], &told[0]["export"]), (&json!(from), &json!(export)), "{}", ended.stderr);
+    }
+    let lost = &ended.told_of(LOST)[0];
+    assert_eq!((&lost["level"], &lost["in_flight"]), (&json!("warn"), &json!(3)), "{lost}");
+}
+
+#[test]
 fn a_file_that_is_deleted_or_cut_off_under_the_server_is_told_once() {
     let place = Place::new();
     place.volume("--size 1MiB", &noise(1, 1 << 20));

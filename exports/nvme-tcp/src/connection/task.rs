@@ -241,6 +241,7 @@ impl Connection {
             self.scheduler.run(&mut sender, self.with_slots(self.drain())).await;
         } else if self.core.borrow().closed().is_none() {
             self.core.borrow_mut().close();
+            self.report_lost();
         }
         self.fence().await;
         let sent = self.with_slots(timeout(self.target.limits.drain, self.scheduler.finish(&mut sender))).await;
@@ -346,6 +347,22 @@ impl Connection {
         self.scheduler.wake();
     }
 
+    /// Logs that a host has closed an I/O queue with commands in flight.
+    fn report_lost(&self) {
+        if let (Role::Io(context, queue), commands @ 1..) = (&*self.role.borrow(), self.busy()) {
+            let controller = context.controller();
+            let (subsystem, host) = (controller.subsystem.nqn.as_str(), host_name(controller.host.as_ref()));
+            tracing::warn!(
+                subsystem,
+                host,
+                from = self.peer_address(),
+                queue,
+                in_flight = commands,
+                "I/O queue lost: its host closed it, and none of its commands in flight is executed after newer changes"
+            );
+        }
+    }
+
     /// Makes newer changes wait for the commands of an I/O queue that are in flight when it ends, because its host may
     /// send them again.
     async fn fence(&self) {
@@ -387,7 +404,10 @@ impl Connection {
             Role::Io(context, queue) => context.remove_io_queue(queue, &self.registration.signal),
             Role::Admin(controller) => {
                 let (subsystem, host) = (controller.subsystem.nqn.as_str(), host_name(controller.host.as_ref()));
-                tracing::info!(subsystem, host, "host disconnected");
+                match controller.is_shut_down() {
+                    true => tracing::info!(subsystem, host, "host disconnected"),
+                    false => tracing::info!(subsystem, host, "host disconnected without shutting down its controller"),
+                }
                 controller.async_events.reset();
                 self.target.remove_controller(controller.id);
                 controller.end();

@@ -158,6 +158,11 @@ impl Controller {
         Arc::ptr_eq(&self.subsystem, &other.subsystem) && self.host() == other.host()
     }
 
+    /// True if its host has requested a shutdown since it was enabled.
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.state.lock().status.shutdown != ShutdownStatus::Normal
+    }
+
     /// True if it processes commands.
     pub(crate) fn is_ready(&self) -> bool {
         self.is_ready.get()

@@ -220,6 +220,26 @@ impl Nbd {
         Ok(u32::from_be_bytes(reply[4..8].try_into().unwrap()))
     }
 
+    /// Sends reads of this block size, and waits for no reply.
+    pub fn begin_reads(&mut self, offsets: &[u64], length: u32) {
+        for offset in offsets {
+            let head = [&0x2560_9513u32.to_be_bytes()[..], &[0; 4], b"a cookie", &offset.to_be_bytes()].concat();
+            self.stream.write_all(&[&head[..], &length.to_be_bytes()].concat()).unwrap();
+        }
+    }
+
+    /// Disconnects as the protocol has it.
+    pub fn disconnect(mut self) {
+        let head = [&0x2560_9513u32.to_be_bytes()[..], &[0, 0, 0, 2], b"a cookie", &[0; 12]].concat();
+        self.stream.write_all(&head).unwrap();
+        assert_eq!(self.stream.read(&mut [0]).unwrap(), 0, "the server closes it");
+    }
+
+    /// Its address, as the server sees it.
+    pub fn local_address(&self) -> String {
+        self.stream.local_addr().unwrap().to_string()
+    }
+
     /// Reads; or the error, or the end of the connection.
     pub fn read(&mut self, offset: u64, length: usize) -> std::io::Result<Result<Vec<u8>, u32>> {
         let error = self.ask(0, offset, length, &[])?;
