@@ -55,10 +55,11 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             is_closing
         };
         // Idle work never ends by itself. While it works it counts as a change, so it is idle when commits end.
-        let (work, upkeep) = (pin!(join(commits, volume.run_checkpoints())), pin!(volume.run_idle_work()));
+        let work = pin!(join(commits, volume.run_checkpoints()));
+        let upkeep = pin!(join(volume.run_idle_work(), volume.run_mending()));
         let is_closing = match select(work, upkeep).await {
             Either::Left(((is_closing, ()), _)) => is_closing,
-            Either::Right(((), _)) => false,
+            Either::Right((((), ()), _)) => false,
         };
         // A read that ended during the last checkpoint may have left a physical block to deallocate on the medium;
         // nothing else has changed.

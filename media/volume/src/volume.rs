@@ -168,10 +168,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if self.is_read_only || self.state.get() == VolumeState::Closed {
             return Ok(());
         }
-        if self.state.get() == VolumeState::Open
-            && let Err(error) = self.reserved.mend(&self.medium, async || self.sync_or_fail().await).await
-        {
-            tracing::warn!(%error, "a lost copy of the reserved area cannot be written again");
+        if self.state.get() == VolumeState::Open {
+            self.mend_reserved().await;
         }
         if self.state.get() == VolumeState::Open {
             self.state.set(VolumeState::Closing);
@@ -215,6 +213,15 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.high_water.raise(&self.medium, durable).await;
         }
         Ok(())
+    }
+
+    /// Rewrites what has a lost copy; false if that fails.
+    pub(crate) async fn mend_reserved(&self) -> bool {
+        let mended = self.reserved.mend(&self.medium, async || self.sync_or_fail().await).await;
+        if let Err(error) = &mended {
+            tracing::warn!(%error, "a lost copy of the reserved area cannot be rewritten");
+        }
+        mended.is_ok()
     }
 
     /// Raises the high-water mark to the end of the log.

@@ -13,7 +13,7 @@ use super::server::{DeviceSnapshot, FailingStatus};
 use crate::dates::date;
 
 /// What becomes of lost copies of metadata.
-const REWRITTEN: &str = "they are rewritten when a process that has the volume open for writing closes it";
+const REWRITTEN: &str = "a volume that is open for writing rewrites them a minute after they were found";
 
 /// The health of a device.
 pub struct Verdict {

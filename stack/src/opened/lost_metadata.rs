@@ -1,8 +1,8 @@
-//! Copies of metadata that volumes have lost, as text. The other copy of each is used, so that nothing is wrong until that one is lost,
-//! too.
+//! Copies of metadata that volumes have lost, as text. The other copy of each is used, so nothing is wrong until that
+//! one is lost, too.
 //!
-//! Invariant: what is shown is what is lost now. Copies are found lost when they are read, such as those of the label of a group after its
-//! volume was opened, and volumes open for writing write them anew. So nothing is taken over as text when a volume is opened.
+//! Invariant: the text is what is lost now. Copies are found lost when they are read, those of a group's label after its
+//! volume was opened, and volumes that are open for writing rewrite them. So no text is made when a volume is opened.
 
 use std::path::Path;
 
@@ -34,7 +34,8 @@ impl LostMetadata {
         self.0.iter().flat_map(OfVolume::superblocks).collect()
     }
 
-    /// How many other copies were found lost until now, for each volume that has lost any, and the records of other volumes.
+    /// How many other copies were found lost until now, for each volume that has lost any, and the records of other
+    /// volumes.
     pub fn copies(&self) -> Vec<String> {
         let lost = self.0.iter().filter_map(OfVolume::copies);
         let foreign = self.0.iter().flat_map(|volume| {
@@ -44,8 +45,8 @@ impl LostMetadata {
         lost.chain(foreign).collect()
     }
 
-    /// What is lost and not being written anew. A volume that is open for writing has written its superblocks, and writes all else with its
-    /// next checkpoint, but for labels and scrub states: these wait for their next change, or for the close.
+    /// What is lost and has not been rewritten. A volume that is open for writing has written its superblocks, and
+    /// rewrites everything else with its next checkpoint, but labels and scrub states a minute after they were found.
     pub fn unwritten(&self) -> Vec<String> {
         let (read_only, writing): (Vec<_>, Vec<_>) = self.0.iter().cloned().partition(|volume| volume.is_read_only);
         let read_only = LostMetadata(read_only);

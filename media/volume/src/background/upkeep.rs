@@ -4,6 +4,7 @@
 //! entries go into the memtable, and it counts as a change meanwhile. A request waits for at most one step of it.
 
 use std::future::pending;
+use std::time::Duration;
 
 use sealblock_block::{Clock, Medium};
 
@@ -16,6 +17,8 @@ use crate::volume::{Volume, VolumeState};
 /// The number of consecutive idle times after which free physical blocks are deallocated: those that are soon reused
 /// keep their space.
 const PUNCH_AFTER_IDLE_TIMES: u32 = 100;
+/// How long a lost copy of a reserved area stays as it was found, so that `status` can show it.
+const MEND_AFTER: Duration = Duration::from_secs(60);
 /// Units that one step deallocates: 8 MiB.
 const PUNCH_UNITS: u32 = 128;
 
@@ -41,6 +44,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let moved = !self.upkeep.relocates || self.relocate_all(&idle_period).await;
             if !moved || !self.stays_idle(&idle_period).await || !self.punch_idle(&idle_period).await {
                 self.allocator.changed.set(true);
+            }
+        }
+    }
+
+    /// Rewrites lost copies of reserved areas some time after they were found, for as long as it is polled.
+    pub(crate) async fn run_mending(&self) {
+        loop {
+            self.reserved.wait_for_lost().await;
+            self.clock.sleep(MEND_AFTER).await;
+            let Ok(_change) = self.begin_change() else { return pending().await };
+            // Otherwise it is tried again when the volume is closed.
+            if !self.mend_reserved().await {
+                return pending().await;
             }
         }
     }

@@ -7,7 +7,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use sealblock_block::{AsyncMutex, Error, ErrorKind, Medium, ReservedArea};
+use sealblock_block::{AsyncMutex, Condition, Error, ErrorKind, Medium, ReservedArea};
 use sealblock_runtime_memory::Slice;
 
 use crate::format::{BITMAP_PAGE_BYTES, HighWaterMark, Layout, RESERVED_HEAD_BYTES, ReservedCopy, Seed, Superblock};
@@ -28,6 +28,7 @@ pub(crate) struct ReservedAreas {
     write_seqs: [Cell<Option<u64>>; ReservedArea::ALL.len()],
     /// Copies of the newest content that were found lost and have not been rewritten.
     lost: [Cell<Lost>; ReservedArea::ALL.len()],
+    found_lost: Condition,
     /// The content of the areas that have been read or written.
     held: RefCell<[Option<Slice>; ReservedArea::ALL.len()]>,
 }
@@ -38,6 +39,15 @@ struct Lost {
     copies: u64,
     /// Nothing durable shows that their write was complete.
     is_maybe_cut_off: bool,
+}
+
+/// An area, for messages.
+fn name(area: ReservedArea) -> &'static str {
+    match area {
+        ReservedArea::GroupLabel => "the label of a group",
+        ReservedArea::ScrubState => "the scrub state",
+        ReservedArea::Bitmap { .. } => "a bitmap",
+    }
 }
 
 impl ReservedAreas {
@@ -52,6 +62,7 @@ impl ReservedAreas {
             turns: AsyncMutex::default(),
             write_seqs: Default::default(),
             lost: Default::default(),
+            found_lost: Condition::default(),
             held: RefCell::default(),
         }
     }
@@ -147,6 +158,12 @@ impl ReservedAreas {
         let before = self.lost[area.index()].replace(lost);
         self.lost_copies.remove_of_area(before.copies, before.is_maybe_cut_off);
         self.lost_copies.add_of_area(lost.copies, lost.is_maybe_cut_off);
+        self.found_lost.notify();
+    }
+
+    /// Waits until a copy is lost that has not been rewritten.
+    pub async fn wait_for_lost(&self) {
+        self.found_lost.wait_until(|| self.lost.iter().any(|lost| lost.get().copies > 0)).await;
     }
 
     /// Caches the content of an area.
@@ -191,6 +208,17 @@ impl ReservedAreas {
             return sync().await;
         }
         let _alone = self.turns.lock().await;
+        self.write_alone(medium, area, bytes, sync).await
+    }
+
+    /// The same for an area with copies, while `turns` is held.
+    async fn write_alone<M: Medium>(
+        &self,
+        medium: &M,
+        area: ReservedArea,
+        bytes: &Slice,
+        sync: impl AsyncFnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
         // A dropped write may still be in flight, and could overwrite the same copy.
         medium.drain().await;
         if self.write_seqs[area.index()].get().is_none() {
@@ -221,10 +249,14 @@ impl ReservedAreas {
 
     /// Rewrites the areas of which a copy was found lost.
     pub async fn mend<M: Medium>(&self, medium: &M, sync: impl AsyncFn() -> Result<(), Error>) -> Result<(), Error> {
-        for area in ReservedArea::ALL.into_iter().filter(|area| self.lost[area.index()].get().copies > 0) {
+        for area in ReservedArea::ALL {
+            // The content may not change between here and its rewrite, which would undo the change.
+            let _alone = self.turns.lock().await;
             let held = self.held.borrow()[area.index()].clone();
-            if let Some(held) = held {
-                self.write(medium, area, &held, &sync).await?;
+            let lost = self.lost[area.index()].get().copies;
+            if let Some(held) = held.filter(|_| lost > 0) {
+                self.write_alone(medium, area, &held, &sync).await?;
+                tracing::warn!("lost copies of {} were rewritten", name(area));
             }
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! Checksums and the reserved area.
 
+use std::time::Duration;
+
 use sealblock_block::{BadBlockCause, Checksum, Device, Error, Expectations, Medium, Request, ReservedArea, Response};
 use sealblock_integrity::{ChecksumKind, Field, GuardKind, ProtectionType};
 use sealblock_runtime_memory::Slice;
@@ -118,6 +120,41 @@ fn one_damaged_copy_costs_nothing_and_torn_twins_leave_what_was_there_before() {
     assert_eq!(noted(&rig, ReservedArea::GroupLabel), b"old");
     note(&rig, ReservedArea::GroupLabel, b"newer").unwrap();
     assert_eq!(noted(&Rig::open(&medium, true).unwrap(), ReservedArea::GroupLabel), b"newer");
+}
+
+#[test]
+fn an_open_volume_rewrites_a_lost_copy_after_a_minute_with_the_newest_content() {
+    let medium = medium();
+    let rig = Rig::open(&medium, false).unwrap();
+    note(&rig, ReservedArea::GroupLabel, b"old").unwrap();
+    drop(rig);
+    let [start, _] = Layout::new(BlockSize::B4096, 512, 64).unwrap().reserved_offsets(ReservedArea::GroupLabel, 1);
+    turn_a_bit(&medium, start);
+    let reader = Rig::open(&medium, true).unwrap();
+    assert_eq!((noted(&reader, ReservedArea::GroupLabel), reader.lost_copies()), (b"old".to_vec(), 1));
+    reader.wait(Duration::from_secs(100));
+    assert_eq!(reader.lost_copies(), 1, "a volume that is not written keeps what it has lost");
+    drop(reader);
+    let rig = Rig::open(&medium, false).unwrap();
+    assert_eq!((noted(&rig, ReservedArea::GroupLabel), rig.lost_copies()), (b"old".to_vec(), 1));
+    rig.wait(Duration::from_secs(59));
+    assert_eq!(rig.lost_copies(), 1, "long enough to be seen");
+    rig.wait(Duration::from_secs(2));
+    assert_eq!(rig.lost_copies(), 0);
+    drop(rig);
+    let reader = Rig::open(&medium, true).unwrap();
+    assert_eq!((noted(&reader, ReservedArea::GroupLabel), reader.lost_copies()), (b"old".to_vec(), 0));
+    drop(reader);
+    // A change meanwhile is not undone.
+    let [start, _] = Layout::new(BlockSize::B4096, 512, 64).unwrap().reserved_offsets(ReservedArea::GroupLabel, 2);
+    turn_a_bit(&medium, start);
+    let rig = Rig::open(&medium, false).unwrap();
+    assert_eq!((noted(&rig, ReservedArea::GroupLabel), rig.lost_copies()), (b"old".to_vec(), 1));
+    note(&rig, ReservedArea::GroupLabel, b"new").unwrap();
+    rig.wait(Duration::from_secs(61));
+    assert_eq!((noted(&rig, ReservedArea::GroupLabel), rig.lost_copies()), (b"new".to_vec(), 0));
+    drop(rig);
+    assert_eq!(noted(&Rig::open(&medium, true).unwrap(), ReservedArea::GroupLabel), b"new");
 }
 
 /// Copies that are lost, and of how many of them a crash may be the cause.
