@@ -137,7 +137,6 @@ impl Attached {
     }
 
     async fn dispatch(&self, request: Request, is_locked: bool) -> Outcome {
-        self.session.check(&request)?;
         let from = Origin { session: self.session.id(), is_locked };
         match &self.route {
             Route::Local(slot) => self.device.execute(slot, request, from).await,
@@ -146,6 +145,9 @@ impl Attached {
     }
 
     async fn execute_reported(&self, request: Request, is_locked: bool) -> Outcome {
+        // Not reported: the end of a client is no failure of the device. Nothing is awaited until the request is on its
+        // way to the owner core, so the session cannot end in between.
+        self.session.check(&request)?;
         let info = RequestInfo::of(&request);
         let outcome = self.execute_tracked(request, is_locked).await;
         self.report(info, &outcome);
@@ -186,9 +188,6 @@ impl Attached {
     }
 
     fn try_execute_tracked(&self, slot: &DeviceSlot, request: &Request) -> Option<Outcome> {
-        if let Err(error) = self.session.check(request) {
-            return Some(Err(error));
-        }
         let dispatch = || self.device.try_execute(slot, request);
         if request.kind() == RequestKind::Flush {
             let flush = self.cursor.flush_started();
@@ -249,7 +248,11 @@ impl Device for Attached {
     }
 
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
-        let outcome = self.try_execute_tracked(self.slot_in_place()?, request)?;
+        let slot = self.slot_in_place()?;
+        if let Err(ended) = self.session.check(request) {
+            return Some(Err(ended));
+        }
+        let outcome = self.try_execute_tracked(slot, request)?;
         self.report(RequestInfo::of(request), &outcome);
         Some(outcome)
     }

@@ -4,16 +4,17 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use sealblock_block::{
-    Abilities, Device, Durability, DynDevice, ErrorKind, Expectations, Geometry, Operation, Outcome, Request,
+    Abilities, Device, Durability, DynDevice, Error, ErrorKind, Expectations, Geometry, Operation, Outcome, Request,
 };
 use sealblock_integrity::{Sealed, Tags};
-use sealblock_layers_cross_core::{Attached, ClientSession, SharedDevice};
+use sealblock_layers_cross_core::{Attached, ClientSession, Observer, RequestInfo, SharedDevice};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor, spawn, yield_now};
@@ -199,6 +200,8 @@ fn an_ended_session_changes_nothing_more_and_still_reads() {
     run(async |held, device| {
         let session = ClientSession::begin();
         let attached = attach(&device, &session);
+        let failures = Failures::default();
+        device.observe(failures.clone());
         held.release(1);
         attached.execute(write(0, 1, 1)).await.unwrap();
         session.end().await;
@@ -207,7 +210,22 @@ fn an_ended_session_changes_nothing_more_and_still_reads() {
         assert!(attached.try_execute(&write(0, 1, 1)).is_none_or(|outcome| outcome.is_err()));
         attached.execute(read(0)).await.unwrap();
         assert_eq!(held.executed(), [1]);
+        assert_eq!(failures.0.load(Ordering::Relaxed), 0, "the end of a client is no failure of the device");
+        attached.execute(read(1 << 40)).await.unwrap_err();
+        assert_eq!(failures.0.load(Ordering::Relaxed), 1);
     });
+}
+
+/// Counts the failed requests that are reported.
+#[derive(Clone, Default)]
+struct Failures(Arc<AtomicUsize>);
+
+impl Observer for Failures {
+    fn succeeded(&self, _client: &str, _request: RequestInfo) {}
+
+    fn failed(&self, _client: &str, _request: RequestInfo, _error: &Error) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// The same from another core: the fence comes after the requests that crossed before it.
