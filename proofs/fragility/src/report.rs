@@ -81,15 +81,16 @@ impl Line {
 
 /// True if the damage cannot be detected, as the format documents. Older contents: a block's map entry and every copy
 /// of its generation are rolled back together. A smaller volume: all superblocks are rolled back to a state before it
-/// grew. Lost blocks: an old log names physical blocks that have other data by now; the volume detects that the log is
+/// grew; contents are older only if the volume says so and opens for reading only. Lost blocks: an old log names physical blocks that have other data by now; the volume detects that the log is
 /// older.
 pub fn is_named(cell: Cell, outcome: &Outcome) -> bool {
     let is_all_of = |class: &str| cell.reach == Reach::Copies && cell.target.class() == class;
+    let is_told = outcome.wrong == 0 && (outcome.stale == 0 || outcome.unwritable.is_some());
     if is_all_of("superblock") && cell.fault == Fault::Stale {
-        return outcome.wrong == 0 && outcome.stale == 0 && outcome.beyond == outcome.lost;
+        return is_told && outcome.beyond == outcome.lost;
     }
     if cell.target == Target::SuperblocksAndLog {
-        return outcome.wrong == 0 && (outcome.stale == 0 || outcome.unwritable.is_some());
+        return is_told;
     }
     let only_stale = outcome.refused.is_none()
         && outcome.unwritable.is_none()
