@@ -6,7 +6,9 @@
 //! at that limit, the groups with the oldest changes leave together, concurrently with the changes that need their
 //! room.
 //!
-//! At intervals the replicas are flushed, so that a replica that fails lacks only recent writes.
+//! At intervals the replicas are flushed, so that a replica that fails lacks only recent writes. While changes go on
+//! that need no new label, the labels are written again, so that their event counts tell an older image of a replica
+//! from the replica.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -25,6 +27,9 @@ const IDLE_SWEEPS: u64 = 3;
 /// sweep.
 const UNTOUCHED_SWEEPS: u64 = 60;
 const SWEEPS_BETWEEN: u64 = 12;
+/// Labels are written again after this number of sweeps with changes: an image of a replica that is older than two
+/// labels is known to be one.
+const RENEWAL_SWEEPS: u64 = 2;
 
 /// Sweeps the labels until the mirror is closed.
 pub(crate) async fn sweep_loop<C: Clock>(mirror: &Mirror<C>) {
@@ -81,7 +86,11 @@ impl<C: Clock> Mirror<C> {
         if sweep.is_multiple_of(SWEEPS_BETWEEN) {
             leaving.extend(self.untouched_groups(sweep));
         }
-        self.clear_groups(leaving, true).await
+        self.clear_groups(leaving, true).await?;
+        match sweep - intent.labels_sweep.get() >= RENEWAL_SWEEPS && intent.has_changed_since_labels() {
+            true => self.write_labels().await,
+            false => Ok(()),
+        }
     }
 
     fn untouched_groups(&self, sweep: u64) -> Vec<LeavingGroup> {

@@ -177,6 +177,7 @@ impl<C: Clock> Mirror<C> {
     /// Writes labels until writing them changes nothing that they record.
     async fn write_label_round(&self) -> Result<(), Error> {
         loop {
+            self.write_intent.begin_labels();
             self.write_intent.events.set(self.write_intent.events.get() + 1);
             if self.write_intent.advance(self.write_intent.events.get()) {
                 self.list_out_of_sync();

@@ -74,6 +74,9 @@ pub(crate) struct WriteIntent {
     pub last_change_sweep: Cell<u64>,
     /// The number of changes at the last sweep.
     pub swept_changes: Cell<u64>,
+    /// The sweep, and the number of changes, before labels were last written.
+    pub labels_sweep: Cell<u64>,
+    labels_changes: Cell<u64>,
     /// Regions in which in-sync replicas may differ.
     pub dirty: RefCell<Regions>,
     /// Those of them that durable labels may lack.
@@ -164,6 +167,17 @@ impl WriteIntent {
         self.changes.set(self.changes.get() + 1);
         self.last_change_sweep.set(self.sweeps.get());
         self.changes.get()
+    }
+
+    /// Records that labels are about to be written.
+    pub fn begin_labels(&self) {
+        self.labels_sweep.set(self.sweeps.get());
+        self.labels_changes.set(self.changes.get());
+    }
+
+    /// True if changes began since labels were last written.
+    pub fn has_changed_since_labels(&self) -> bool {
+        self.labels_changes.get() != self.changes.get()
     }
 
     /// True if changes completed, or are in flight, that may not be durable on all in-sync replicas. Where nothing may be lost, a
