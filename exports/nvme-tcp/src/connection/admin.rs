@@ -29,12 +29,27 @@ const MAX_END_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Executes a Fabrics or admin command, or starts one that does not complete at once.
 pub(crate) fn execute(connection: &Rc<Connection>, token: Token, command: &Command, data: &[u8], reply: ReplyBytes) {
-    if try_start(connection, token, command, data, reply) {
+    if try_disconnect(connection, token, command) || try_start(connection, token, command, data, reply) {
         return;
     }
     let outcome = run(connection, command, data, reply.host_buffer as usize);
     connection.settle_reply(reply.counted, &outcome);
     connection.complete(token, command, outcome);
+}
+
+/// Begins a Disconnect of an I/O queue; `false` for any other command. It completes after the commands in flight, or when
+/// these can no longer be executed after newer commands of other hosts.
+fn try_disconnect(connection: &Rc<Connection>, token: Token, command: &Command) -> bool {
+    let is_disconnect = command.opcode == FABRICS_OPCODE
+        && matches!(*connection.role.borrow(), Role::Io(..))
+        && matches!(FabricsCommand::decode(command), Ok(FabricsCommand::Disconnect));
+    if is_disconnect {
+        connection.disconnect.set(Some((token, *command)));
+        connection.begin_drain();
+        // An I/O queue had no timer so far, but a host that stops sending data must not delay the end.
+        connection.rearm_timer();
+    }
+    is_disconnect
 }
 
 /// Executes a command that completes at once.
@@ -90,14 +105,8 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
         _ => {}
     }
     let Role::Admin(controller) = role else {
-        // Disconnect is the only Fabrics command of a connected I/O queue. Its commands in flight complete first.
-        let FabricsCommand::Disconnect = FabricsCommand::decode(command)? else {
-            return Err(StatusCode::INVALID_OPCODE.into());
-        };
-        connection.begin_drain();
-        // An I/O queue had no timer so far, but a host that stops sending data must not delay the end.
-        connection.rearm_timer();
-        return Ok(0);
+        // Disconnect is the only Fabrics command of a connected I/O queue.
+        return Err(StatusCode::INVALID_OPCODE.into());
     };
     controller.mark_alive();
     match FabricsCommand::decode(command)? {

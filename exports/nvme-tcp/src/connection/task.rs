@@ -33,6 +33,7 @@ use sealblock_transport::{
 use crate::command::fused::FusedPairs;
 use crate::command::io::{IoRequest, RemainingWork};
 use crate::command::queue_context::QueueContext;
+use crate::command::reply::Reply;
 use crate::command::slots::CommandSlots;
 use crate::model::async_events::EventRequests;
 use crate::model::controller::Controller;
@@ -134,6 +135,8 @@ pub(crate) struct Connection {
     pub(crate) sq_head: Cell<Option<(u32, u32)>>,
     /// Set when the connection drains: the time limit of commands in flight.
     pub(crate) drain_deadline: Cell<Option<Instant>>,
+    /// The Disconnect of an I/O queue, which completes when everything before it is fenced.
+    pub(crate) disconnect: Cell<Option<(Token, Command)>>,
     /// True if nothing more is received.
     pub(crate) is_receive_stopped: Cell<bool>,
     /// True if the connection was aborted, and so has no timer.
@@ -177,6 +180,7 @@ impl Connection {
             pool,
             sq_head: Cell::new(None),
             drain_deadline: Cell::new(None),
+            disconnect: Cell::new(None),
             is_receive_stopped: Cell::new(false),
             is_aborted: Cell::new(false),
             accepted: now(),
@@ -244,6 +248,9 @@ impl Connection {
             self.report_lost();
         }
         self.fence().await;
+        if let Some((token, command)) = self.disconnect.take() {
+            self.complete(token, &command, Ok(Reply::Done(0)));
+        }
         let sent = self.with_slots(timeout(self.target.limits.drain, self.scheduler.finish(&mut sender))).await;
         self.detach();
         if sent.is_ok() {

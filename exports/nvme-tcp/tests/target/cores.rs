@@ -12,6 +12,7 @@ use sealblock_protocols_nvme::admin::{Cns, SetFeatures};
 use sealblock_protocols_nvme::identify::{Controller, Ctratt};
 use sealblock_protocols_nvme::logs::Health;
 use sealblock_protocols_nvme::nvm::IoCommand;
+use sealblock_protocols_nvme::{Command, FabricsType};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{sleep, spawn, timeout};
 
@@ -67,6 +68,64 @@ fn errors_on_other_cores_are_in_the_log_and_shutdown_flushes_all_devices() {
         while admin.property(0x1C, 4).await != 9 {
             sleep(Duration::from_millis(1)).await;
         }
+    });
+}
+
+/// Of two hosts, one has a slow write in flight when it ends its queue; what the other one writes then stays.
+async fn a_write_after_the_end_stays(end: impl AsyncFnOnce(&Spread, &mut Queue, &mut Queue)) {
+    let spread = spread(short());
+    let (mut admin, mut io) = host(spread.address, 1).await;
+    let (_other, mut others) = host(spread.address, 1).await;
+    let old = IoCommand::Write(blocks(SLOW, 1)).encode(1).unwrap();
+    io[0].submit(old, Data::Write(pattern(4096, 1))).await;
+    spread.latch.holds(1).await;
+    end(&spread, &mut admin, &mut io[0]).await;
+    write(&mut others[0], 1, SLOW, 2, 1).await;
+    assert_reads(&mut others[0], 1, SLOW, 2, 1).await;
+}
+
+#[test]
+fn a_shutdown_is_complete_when_the_commands_in_flight_are() {
+    run(|| async {
+        a_write_after_the_end_stays(async |spread, admin, _| {
+            admin.configure(0x0046_4001).await;
+            sleep(Duration::from_millis(50)).await;
+            assert_eq!(admin.property(0x1C, 4).await, 5, "a write is in flight");
+            spread.latch.open();
+            while admin.property(0x1C, 4).await != 9 {
+                sleep(Duration::from_millis(1)).await;
+            }
+            // Twin: nothing is connected to a controller that is shut down, and a reset ends that.
+            let mut again = Queue::open(spread.address, false).await;
+            assert_ne!(again.connect(SUBNQN, 1, admin.cntlid, 0).await.status(), 0);
+            admin.configure(0x0046_0000).await;
+            admin.configure(0x0046_0001).await;
+            let mut again = Queue::open(spread.address, false).await;
+            again.connect(SUBNQN, 1, admin.cntlid, 0).await.ok();
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_disconnect_is_answered_after_the_commands_in_flight() {
+    run(|| async {
+        a_write_after_the_end_stays(async |spread, _, io| {
+            let disconnect = Command::new(0x7F, u32::from(FabricsType::Disconnect.code()));
+            let cid = io.submit(disconnect, Data::None).await;
+            let answered = async {
+                io.done(cid).await.ok();
+                Instant::now()
+            };
+            let opened = async {
+                sleep(Duration::from_millis(50)).await;
+                spread.latch.open();
+                Instant::now()
+            };
+            let (answered, opened) = futures_util::future::join(answered, opened).await;
+            assert!(answered >= opened, "a write was in flight");
+        })
+        .await;
     });
 }
 
