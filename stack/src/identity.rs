@@ -3,9 +3,12 @@
 use std::fs::File;
 use std::io::Read;
 
+use sealblock_media_file::FileInfo;
+use sealblock_media_nvme_tcp::ConnectionInfo;
 use sha2::{Digest, Sha256};
 
 use crate::error::StackError;
+use crate::kernel::below::nodes_under;
 
 /// Start and factor of the 128-bit FNV-1a hash (RFC 9923). Names are no secrets and a collision is no attack.
 const FNV_BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
@@ -45,6 +48,24 @@ pub fn new_uuid() -> Result<[u8; 16], StackError> {
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     Ok(uuid)
+}
+
+/// What distinguishes a namespace over NVMe/TCP from others: its identifier, if it has one, its number, and the name and serial number of
+/// its subsystem. The identifier alone does not: a copy of a volume has that of the volume, and is another device.
+pub fn namespace_text(remote: &ConnectionInfo) -> String {
+    let ConnectionInfo { subsystem, serial, namespace, .. } = remote;
+    let id = match (&remote.uuid, &remote.nguid, &remote.eui64) {
+        (Some(uuid), ..) => format!("{} (", uuid_text(uuid)),
+        (_, Some(nguid), _) => format!("{} (", hex(nguid)),
+        (.., Some(eui64)) => format!("{} (", hex(eui64)),
+        (None, None, None) => "(".to_owned(),
+    };
+    format!("namespace {id}number {namespace} of {subsystem}, serial number {serial:?})")
+}
+
+/// What the kernel has to distinguish this block device from others, wherever it is connected; `None` if that is nothing.
+pub fn device_id(device: &FileInfo) -> Option<String> {
+    nodes_under(&device.path).ok().and_then(|nodes| nodes.into_iter().next()?.id)
 }
 
 /// Bytes in hexadecimal digits.

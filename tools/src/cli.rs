@@ -210,7 +210,8 @@ pub struct Info {
 #[command(
     after_help = "Examples:\n  sealblock verify v --range 0..9999 --rate 100MiB/s --json\n  sealblock verify a b /dev/sdX\n\n\
     The exit status is 1 if blocks are damaged; standard output lists them. It is 4 if no damage was found but not every copy of every \
-    block could be checked, because a copy is offline or out of sync. Only blocks that were checked against seals are called clean.\n\n\
+    block could be checked, because a copy is offline or out of sync, or because blocks that an earlier run with --resume checked may have been \
+    written since. Only blocks that were checked against seals are called clean.\n\n\
     For several targets the exit status is the worst one, in the order 1, 3, 2, 4, 0. Damage comes first because it may get worse. A \
     target that could not be verified is reported on standard error. With --json each target has an object on its own line, printed when its \
     check ends; a target that could not be verified has only `target` and `error`.\n\n\
@@ -237,7 +238,8 @@ pub struct Verify {
     /// this machine.
     #[arg(long, requires = "repair")]
     pub accept_lost: bool,
-    /// Save progress in FILE and resume from it. Only for a single target.
+    /// Save progress in FILE and resume from it. Only for a single target. Volumes and files show whether they were written
+    /// since; after a resumed verify of other targets the exit status is 4, and NBD exports are verified from the start.
     #[arg(long, value_name = "FILE", conflicts_with = "accept_stale")]
     pub resume: Option<PathBuf>,
     /// Maximum rate. [default: unlimited]

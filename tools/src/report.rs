@@ -14,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use sealblock_block::BadBlockCause;
 use sealblock_integrity::Field;
 use sealblock_media_volume::WhyLost;
+use sealblock_server::dates::moment;
 use sealblock_server::status::health::Checked;
 use sealblock_stack::range::BlockRange;
 use sealblock_stack::{OpenTarget, StackError, lost_answers_of, printable_lines};
@@ -81,6 +82,9 @@ pub struct VerifyReport {
     /// With `--resume`, the parts that were verified and when, in the order of the blocks; empty otherwise.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<VerifiedPart>,
+    /// With `--resume`, what was verified by earlier runs and may have been written since; nothing otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verified_before: Option<VerifiedBefore>,
     /// Why files may be missing in `errors`; empty when nothing kept them from being found.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files_notes: Vec<String>,
@@ -120,6 +124,25 @@ pub struct VerifiedPart {
     pub offloaded: bool,
 }
 
+/// Blocks that earlier runs verified, of a target that does not show whether it was written since.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct VerifiedBefore {
+    /// The first block.
+    pub first: u64,
+    /// The last block.
+    pub last: u64,
+    /// When the last of these runs ended, in seconds since 1970.
+    pub ended_unix_s: u64,
+}
+
+impl fmt::Display for VerifiedBefore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let VerifiedBefore { first, last, ended_unix_s } = self;
+        let ended = moment(i64::try_from(*ended_unix_s).unwrap_or(i64::MAX));
+        write!(f, "blocks {first} to {last} were verified before, last on {ended}, and may have been written since")
+    }
+}
+
 /// A run of blocks of which a copy was not checked.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -144,9 +167,9 @@ impl VerifyReport {
         }
     }
 
-    /// True if every copy of every block was checked and no copy of the metadata is missing.
+    /// True if every copy of every block was checked and is still what was checked, and no copy of the metadata is missing.
     fn is_complete(&self) -> bool {
-        self.unchecked.is_empty() && self.lost_metadata.is_empty()
+        self.unchecked.is_empty() && self.lost_metadata.is_empty() && self.verified_before.is_none()
     }
 
     /// What is wrong with blocks, unlisted ones included.
@@ -162,7 +185,10 @@ impl VerifyReport {
             (bad, 0) => Some(format!("{bad} damaged")),
             (bad, repaired) => Some(format!("{bad} damaged, {repaired} repaired")),
         };
-        let incomplete = (!self.is_complete()).then(|| "incomplete".to_owned());
+        let incomplete = (!self.is_complete()).then(|| match &self.verified_before {
+            Some(before) => format!("incomplete: {before}"),
+            None => "incomplete".to_owned(),
+        });
         let words: Vec<String> = damage.into_iter().chain(incomplete).collect();
         match (words.is_empty(), self.checked) {
             (false, _) => words.join(", "),
@@ -411,6 +437,7 @@ mod tests {
             lost_metadata: Vec::new(),
             resume: None,
             parts: Vec::new(),
+            verified_before: None,
             files_notes: Vec::new(),
             are_files_told: false,
             unprinted: 0,
@@ -437,6 +464,11 @@ mod tests {
         let lost_metadata = vec!["a superblock".to_owned()];
         let metadata = VerifyReport { lost_metadata, ..clean.clone() };
         assert_eq!((metadata.verdict().as_str(), metadata.exit()), ("incomplete", Exit::Incomplete));
+        let before = VerifiedBefore { first: 0, last: 9, ended_unix_s: 1_790_000_000 };
+        let before = VerifyReport { verified_before: Some(before), ..clean.clone() };
+        let why = "incomplete: blocks 0 to 9 were verified before, last on 2026-09-21 14:13:20 UTC, and may have been written since";
+        assert_eq!((before.exit(), &*before.verdict()), (Exit::Incomplete, why));
+        assert_eq!(VerifyReport { errors_unlisted: 3, ..before }.exit(), Exit::DamageFound);
         let interrupted = VerifyReport { resume: Some("5..15".parse().unwrap()), ..clean.clone() };
         assert!(printed(&interrupted).ends_with("\"resume\":\"5..15\"}\n"));
         let unlisted = VerifyReport { errors_unlisted: 3, ..clean };

@@ -7,7 +7,9 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::common::{Place, damaged, noise};
+use crate::common::devices::Loop;
+use crate::common::server::Server;
+use crate::common::{Answer, Place, damaged, noise};
 use serde_json::Value;
 
 /// More than anything here should take.
@@ -253,4 +255,131 @@ fn a_volume_that_was_put_back_and_written_as_often_as_before_is_another_state() 
     let answer = place.run(REST);
     assert!(answer.succeeds().stderr.contains("starts over: the target was written since"), "{}", answer.stderr);
     assert_eq!(parts(&answer.json()), 1);
+}
+
+/// Begins a slow verify of what does not show whether it was written, ends it, has `change` do its work, and repeats it.
+fn resumed(place: &Place, target: &str, change: impl FnOnce()) -> Answer {
+    cut_off_when_begun(place, &format!("verify {target} --resume r --rate 2MiB/s --json"));
+    change();
+    place.run(&format!("verify {target} --resume r --json"))
+}
+
+/// The blocks that the report calls verified before.
+fn verified_before(report: &Value) -> Option<(u64, u64)> {
+    let before = report.get("verified_before")?;
+    Some((before["first"].as_u64().unwrap(), before["last"].as_u64().unwrap()))
+}
+
+#[test]
+fn what_shows_that_it_was_not_written_is_clean_although_it_was_verified_in_two_runs() {
+    let place = damaged(&[]);
+    place.write("data", &noise(2, 16 << 20));
+    for (target, checked) in [("v", "seals"), ("raw:data", "readability")] {
+        let report = resumed(&place, target, || ()).succeeds().json();
+        assert_eq!(report["parts"].as_array().unwrap().len(), 2, "{target}: {report}");
+        assert_eq!((verified_before(&report), &report["checked"]), (None, &checked.into()), "{target}");
+    }
+    let answer = resumed(&place, "raw:data", || place.poke("data", 3 * 4096, b"changed"));
+    assert!(answer.succeeds().stderr.contains("starts over: the target was written since"), "{}", answer.stderr);
+}
+
+#[test]
+fn an_export_over_nbd_may_be_another_one_and_starts_over() {
+    let place = damaged(&[]);
+    let serve = |listen: &str| Server::start(&place, &format!("v --nbd {listen}"));
+    let nbd = |server: &Server| server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned();
+    let server = serve("127.0.0.1:0");
+    let listen = nbd(&server);
+    let target = format!("nbd://{listen}/v");
+    let mut again = None;
+    let answer = resumed(&place, &target, || {
+        server.stop().is_clean();
+        place.run("create v --size 16MiB --force").succeeds();
+        place.write("data", &noise(1, 16 << 20));
+        place.run("copy data v").succeeds();
+        place.run("corrupt v --lba 3 --kind data").succeeds();
+        again = Some(serve(&listen));
+    });
+    assert_eq!((lbas(&answer.ends_with(1).json()), parts(&answer.json())), (vec![3], 1));
+    let why = "starts over: nothing identifies this NBD export, so another one may be there now";
+    assert!(answer.stderr.contains(why), "{}", answer.stderr);
+    // What an interrupted run advises does not resume by itself.
+    let child = begun(&place, &format!("verify {target} --resume r --rate 2MiB/s"));
+    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
+    let ended = child.wait_with_output().unwrap();
+    let errors = String::from_utf8(ended.stderr).unwrap();
+    assert!(errors.contains("..4095 resumes the command") && !errors.contains("repeat the command"), "{errors}");
+    again.unwrap().stop();
+}
+
+#[test]
+fn blocks_of_a_namespace_that_were_verified_before_are_not_called_clean() {
+    let place = damaged(&[]);
+    let server = Server::start(&place, "v");
+    let (listen, target) = (server.address().to_owned(), server.target("v"));
+    let mut again = None;
+    let answer = resumed(&place, &target, || {
+        server.stop().is_clean();
+        place.write("data", &noise(2, 16 << 20));
+        place.run("copy data v").succeeds();
+        place.run("corrupt v --lba 3 --kind data").succeeds();
+        again = Some(Server::start_at(&place, &format!("v --listen {listen}")));
+    });
+    let report = answer.ends_with(4).json();
+    let last = report["parts"][0]["last"].as_u64().unwrap();
+    assert_eq!((parts(&report), verified_before(&report)), (2, Some((0, last))));
+    assert!(!place.path("r").exists(), "it was reported");
+    // The next run checks everything, and in one run it is known what is clean and what is not.
+    let whole = place.run(&format!("verify {target} --resume r --json")).ends_with(1).json();
+    assert_eq!((lbas(&whole), parts(&whole), verified_before(&whole)), (vec![3], 1, None));
+    // Without a change nothing shows that there was none.
+    place.run(&format!("zero {target} --range 3")).succeeds();
+    cut_off_when_begun(&place, &format!("verify {target} --resume r --rate 2MiB/s --json"));
+    let text = place.run(&format!("verify {target} --resume r"));
+    text.ends_with(4).says(&[
+        ": incomplete: blocks 0 to ",
+        " were verified before, last on ",
+        "and may have been written since\n",
+    ]);
+    let whole = place.run(&format!("verify {target} --resume r --json")).succeeds().json();
+    assert_eq!((parts(&whole), verified_before(&whole)), (1, None));
+    // Another namespace in its place.
+    let answer = resumed(&place, &target, || {
+        again.take().unwrap().stop();
+        place.run("create v --size 16MiB --force").succeeds();
+        again = Some(Server::start_at(&place, &format!("v --listen {listen}")));
+    });
+    assert!(
+        answer.succeeds().stderr.contains("starts over: it is another target now: namespace "),
+        "{}",
+        answer.stderr
+    );
+    again.unwrap().stop().is_clean();
+}
+
+#[test]
+fn blocks_of_a_device_without_a_volume_that_were_verified_before_are_not_called_clean() {
+    let place = damaged(&[]);
+    place.write("data", &noise(2, 16 << 20));
+    let Some(raw) = Loop::new(&place.path("data"), &["--sector-size", "4096"]) else { return };
+    let report = resumed(&place, &format!("raw:{}", raw.0), || ()).ends_with(4).json();
+    assert!(verified_before(&report).is_some(), "{report}");
+    // The volume on another one counts how often it was opened for writing.
+    let Some(held) = Loop::new(&place.path("v"), &["--sector-size", "4096"]) else { return };
+    let report = resumed(&place, &held.0, || ()).succeeds().json();
+    assert_eq!((parts(&report), verified_before(&report)), (2, None));
+}
+
+#[test]
+fn blocks_of_a_repair_that_were_verified_before_are_not_called_clean() {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 16MiB")).succeeds();
+    }
+    place.write("data", &noise(1, 16 << 20));
+    place.run("copy data mirror:a,b").succeeds();
+    cut_off_when_begun(&place, "verify mirror:a,b --repair --resume r --rate 2MiB/s --json");
+    let report = place.run("verify mirror:a,b --repair --resume r --json").ends_with(4).json();
+    assert_eq!((parts(&report), verified_before(&report).map(|(first, _)| first)), (2, Some(0)));
+    place.run("verify mirror:a,b --repair --resume r").succeeds().says(&[": clean"]);
 }

@@ -9,7 +9,8 @@
 //! that nobody else opens. Whoever has the lock removes that file in the end, and whoever gets a lock looks whether it is on the
 //! file that is there.
 //!
-//! A record identifies the target and its state. If either differs now, the run starts over, and reports that.
+//! A record identifies the target and its state. If either differs now, or nothing identifies the target, the run starts over, and reports
+//! that.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read};
@@ -20,6 +21,7 @@ use rustix::fs::OFlags;
 use sealblock_server::dates::date;
 use sealblock_stack::{Cause, StackError};
 
+use super::lineage::Current;
 use super::record::{Asked, EARLIER_VERSION, Identity, MAX_BYTES, Record, RecordError};
 use crate::new_file::{self, sync_folder};
 
@@ -78,7 +80,8 @@ impl ResumeFile {
     ///
     /// # Errors
     /// When the file is damaged, or of another run.
-    pub(super) fn begin(&self, asked: Asked, identity: Identity) -> Result<(Record, Option<String>), StackError> {
+    pub(super) fn begin(&self, asked: Asked, now: Current) -> Result<(Record, Option<String>), StackError> {
+        let Current { identity, unidentified, .. } = now;
         let Some(bytes) = self.read()? else { return Ok((self.anew(asked, identity)?, None)) };
         let anew = format!("remove {} to start over", self.path.display());
         let record = match Record::decode(&bytes) {
@@ -96,7 +99,11 @@ impl ResumeFile {
         if let Some((cause, why)) = other_run(&record, &asked) {
             return Err(refused(cause, &self.path, why).advise(anew));
         }
-        match changed(&record, &identity) {
+        let unknown = || {
+            let kind = unidentified.filter(|_| !record.parts.is_empty())?;
+            Some(format!("nothing identifies this {kind}, so another one may be there now"))
+        };
+        match changed(&record, &identity).or_else(unknown) {
             None => Ok((record, None)),
             Some(why) => Ok((self.anew(asked, identity)?, Some(format!("{why}{}", found_text(&record))))),
         }
@@ -255,6 +262,7 @@ fn failure(error: &io::Error, path: &Path) -> StackError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::VerifiedPart;
 
     fn asked() -> Asked {
         Asked { target: "v".to_owned(), first: 0, last: 9, mode: "auto".to_owned(), repair: false }
@@ -265,9 +273,13 @@ mod tests {
         Identity { blocks: 10, block_size: 4096, protection: "guard".to_owned(), ids: texts("x"), states: texts("1") }
     }
 
+    fn current(identity: Identity) -> Current {
+        Current { identity, unidentified: None, is_untraced: false }
+    }
+
     /// Begins without a reason to start over.
     fn begun(file: &ResumeFile) -> Record {
-        let (record, why) = file.begin(asked(), identity()).unwrap();
+        let (record, why) = file.begin(asked(), current(identity())).unwrap();
         assert_eq!(why, None);
         record
     }
@@ -331,7 +343,7 @@ mod tests {
         symlink("other", at("s.lock")).unwrap();
         assert!(ResumeFile::lock(&at("s")).is_err() && !at("other").exists());
         symlink("diary", at("t")).unwrap();
-        let refusal = ResumeFile::lock(&at("t")).unwrap().begin(asked(), identity()).unwrap_err();
+        let refusal = ResumeFile::lock(&at("t")).unwrap().begin(asked(), current(identity())).unwrap_err();
         assert!(refusal.to_string().contains("not a plain file"), "{refusal}");
         assert_eq!(std::fs::read(at("diary")).unwrap(), b"dear");
     }
@@ -353,6 +365,37 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_what_nothing_identifies_starts_over_once_it_has_a_part() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = ResumeFile::lock(&folder.path().join("r")).unwrap();
+        let (ended_unix_s, elapsed_s) = (1, 0.0);
+        let part = VerifiedPart {
+            first: 0,
+            last: 4,
+            started_unix_s: 1,
+            ended_unix_s,
+            elapsed_s,
+            bytes_transferred: 0,
+            offloaded: false,
+        };
+        let mut record = begun(&file);
+        record.add(part, Record::new(asked(), identity()));
+        for unidentified in [None, Some("NBD export")] {
+            file.save(&record).unwrap();
+            let now = || Current { unidentified, ..current(identity()) };
+            let (begun, why) = file.begin(asked(), now()).unwrap();
+            match unidentified {
+                None => assert_eq!((begun, why), (record.clone(), None), "it resumes"),
+                Some(_) => {
+                    assert!(why.unwrap().starts_with("nothing identifies this NBD export"));
+                    assert_eq!(begun, Record::new(asked(), identity()));
+                    assert_eq!(file.begin(asked(), now()).unwrap().1, None, "nothing is lost, so nothing is said");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_record_of_another_device_or_state_starts_over_and_says_so() {
         let folder = tempfile::tempdir().unwrap();
         let texts = |text: &str| vec![text.to_owned()];
@@ -360,10 +403,10 @@ mod tests {
             let mut identity = identity();
             change(&mut identity);
             let file = ResumeFile::lock(&folder.path().join("r")).unwrap();
-            drop(file.begin(asked(), self::identity()).unwrap());
-            let (record, why) = file.begin(asked(), identity.clone()).unwrap();
+            drop(file.begin(asked(), current(self::identity())).unwrap());
+            let (record, why) = file.begin(asked(), current(identity.clone())).unwrap();
             assert_eq!(record, Record::new(asked(), identity.clone()), "nothing of the other one is left");
-            assert_eq!(file.begin(asked(), identity).unwrap().1, None, "said once, and kept");
+            assert_eq!(file.begin(asked(), current(identity)).unwrap().1, None, "said once, and kept");
             file.finish().unwrap();
             why.unwrap()
         };
@@ -378,7 +421,7 @@ mod tests {
         // A record of an earlier version knows of no state.
         let path = folder.path().join("r");
         std::fs::write(&path, b"sealblock-verify-resume 1 00000000\n{}\n").unwrap();
-        let (_, why) = ResumeFile::lock(&path).unwrap().begin(asked(), identity()).unwrap();
+        let (_, why) = ResumeFile::lock(&path).unwrap().begin(asked(), current(identity())).unwrap();
         assert!(why.unwrap().contains("earlier version"));
     }
 }

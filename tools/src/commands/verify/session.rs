@@ -11,12 +11,12 @@ use sealblock_stack::{OpenTarget, StackError};
 use sealblock_units::Lba;
 
 use super::job::{VerifyJob, VerifyProgress, VerifyRequest};
-use super::lineage::identity_of;
+use super::lineage::current;
 use super::record::{Asked, Record, join};
 use super::resume::{ResumeFile, begun_text};
 use crate::cli::Mode;
 use crate::findings::MAX_LISTED;
-use crate::report::{VerifiedPart, VerifyReport, note};
+use crate::report::{VerifiedBefore, VerifiedPart, VerifyReport, note};
 
 /// How often a running verify is saved: what a crash costs.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
@@ -31,6 +31,10 @@ pub(super) struct Session {
     file: ResumeFile,
     /// What was verified before, and found then.
     earlier: Record,
+    /// True if another run can resume: something identifies the target.
+    can_resume: bool,
+    /// True if what was verified before may have been written since.
+    is_untraced: bool,
     offloaded: Cell<bool>,
     started: Instant,
     started_unix_s: u64,
@@ -58,7 +62,10 @@ impl Session {
             mode: mode_text(order.arguments.mode).to_owned(),
             repair: order.arguments.repair,
         };
-        let (earlier, why) = file.begin(asked, identity_of(opened))?;
+        let now = current(opened);
+        // Repairs are writes, so states are not compared.
+        let (can_resume, is_untraced) = (now.unidentified.is_none(), now.is_untraced || asked.repair);
+        let (earlier, why) = file.begin(asked, now)?;
         if let Some(why) = why {
             note(&format_args!("verifying {} starts over: {why}", order.target));
         }
@@ -69,6 +76,8 @@ impl Session {
         Ok(Session {
             file,
             earlier,
+            can_resume,
+            is_untraced,
             offloaded: Cell::new(false),
             started,
             started_unix_s,
@@ -123,9 +132,16 @@ impl Session {
         }
     }
 
-    /// True if the file has all that was verified.
-    pub(super) fn is_saved(&self) -> bool {
-        self.trouble.borrow().is_none()
+    /// True if the same command resumes: the file has all that was verified, and something identifies the target.
+    pub(super) fn resumes(&self) -> bool {
+        self.can_resume && self.trouble.borrow().is_none()
+    }
+
+    /// The blocks that were verified before and may have been written since.
+    fn verified_before(&self) -> Option<VerifiedBefore> {
+        let (first, last) = (self.earlier.parts.first()?, self.earlier.parts.last()?);
+        let blocks = VerifiedBefore { first: first.first, last: last.last, ended_unix_s: last.ended_unix_s };
+        self.is_untraced.then_some(blocks)
     }
 
     /// All that was verified, with the part of this run.
@@ -179,6 +195,7 @@ impl Session {
             unchecked: join(earlier.unchecked.clone(), report.unchecked),
             lost_metadata: earlier.lost_metadata.iter().cloned().chain(lost).collect(),
             unprinted: earlier.errors_unlisted + report.unprinted,
+            verified_before: self.verified_before().filter(|_| report.resume.is_none()),
             parts,
             ..report
         }

@@ -224,8 +224,10 @@ async fn check(
     save();
     let findings = job.findings()?;
     worked.map_err(|failure| match (session, findings.resume) {
-        (Some(_), _) if failure.advice().is_none() => failure.advise("repeat the command to resume"),
-        (None, Some(resume)) if failure.advice().is_none() && findings.blocks > 0 => {
+        (Some(session), _) if failure.advice().is_none() && session.resumes() => {
+            failure.advise("repeat the command to resume")
+        }
+        (_, Some(resume)) if failure.advice().is_none() && findings.blocks > 0 => {
             failure.advise(format!("--range {resume} resumes the command"))
         }
         _ => failure,
@@ -278,6 +280,7 @@ impl Check<'_> {
             unchecked: findings.coverage.unchecked().iter().map(not_checked).collect(),
             resume: findings.resume,
             parts: Vec::new(),
+            verified_before: None,
             files_notes: Vec::new(),
             are_files_told: false,
             unprinted: findings.unprinted,
@@ -312,7 +315,7 @@ fn print(report: &VerifyReport, order: VerifyRequest<'_>, session: Option<&Sessi
     }
     if let Some(rest) = report.resume {
         let what = format_args!("verifying {}", report.target);
-        match session.is_some_and(Session::is_saved) {
+        match session.is_some_and(Session::resumes) {
             true => interrupt::report(what, format_args!("at block {}", rest.first()), "repeat the command to resume"),
             false => interrupt::report_rest(what, rest),
         }
