@@ -165,7 +165,9 @@ for kind in ext4 xfs; do
   rm -f /tmp/$kind.*
   (
     conformance guest write-files /mnt/$kind /tmp/$kind 4711 && status=0 || status=$?
-    echo $status >/tmp/$kind.status
+    # Complete as soon as it is there.
+    echo $status >/tmp/$kind.ended
+    mv /tmp/$kind.ended /tmp/$kind.status
   ) >/tmp/$kind.said 2>&1 &
 done
 "#;
