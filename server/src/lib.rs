@@ -40,6 +40,7 @@ pub mod control {
 /// The states that are reported.
 pub mod status {
     mod assess;
+    pub mod connections;
     pub mod damage;
     pub mod files;
     pub mod health;

@@ -19,6 +19,7 @@ use crate::groups::membership::guard;
 use crate::groups::mirror::MirrorOptions;
 use crate::groups::{mirror, multipath, stripe};
 use crate::opened::OpenTarget;
+use crate::opened::connections::RemoteConnection;
 use crate::opened::damage_view::DamageView;
 use crate::opened::held::{Access, CloseHandle, Usage};
 use crate::opened::info::TargetInfo;
@@ -107,7 +108,8 @@ async fn open_export(
     connecting: impl Future<Output = Result<NbdDevice, StackError>>,
 ) -> Result<OpenTarget, StackError> {
     let device = connecting.await.map_err(|error| error.on(target))?;
-    let info = TargetInfo { export: Some(device.info().clone()), ..TargetInfo::plain("NBD export") };
+    let (export, connection) = (device.info().clone(), RemoteConnection::new(target, device.monitor()));
+    let info = TargetInfo { export: Some(export), connection: Some(connection), ..TargetInfo::plain("NBD export") };
     Ok(OpenTarget::remote(target, device.clone(), info, vec![CloseHandle::Nbd(device)], NOT_OVER_NBD))
 }
 
@@ -152,7 +154,8 @@ fn open_device(
             TargetName::NvmeTcp { address, nqn, nsid, options } => {
                 let device = connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
                 let (remote, namespace) = (Some(device.info()), Some(device.clone()));
-                let info = TargetInfo { remote, namespace, ..TargetInfo::plain("NVMe/TCP namespace") };
+                let connection = Some(RemoteConnection::new(target, device.monitor()));
+                let info = TargetInfo { remote, namespace, connection, ..TargetInfo::plain("NVMe/TCP namespace") };
                 Ok(OpenTarget::remote(target, device.clone(), info, vec![CloseHandle::NvmeTcp(device)], NOT_LISTED))
             }
             TargetName::Nbd { address, export, connections } => {

@@ -1,5 +1,6 @@
 //! An open target: its device, what it is made of, and its clean close.
 
+pub(crate) mod connections;
 pub(crate) mod damage_view;
 pub(crate) mod held;
 pub(crate) mod info;

@@ -13,6 +13,7 @@ mod connection;
 mod ends;
 mod in_flight;
 mod lineage;
+mod monitor;
 mod reconnecting;
 mod serving;
 mod signal;
@@ -27,7 +28,8 @@ pub use connection::{
 };
 pub use ends::{Ends, WatchedEnd};
 pub use lineage::Lineage;
-pub use reconnecting::{Attempt, AttemptError, Endpoint, ReconnectLimits, Reconnecting, Sending};
+pub use monitor::{ConnectionMonitor, LostConnection};
+pub use reconnecting::{Attempt, AttemptError, Endpoint, ReconnectLimits, Reconnecting, Sending, watch_end};
 pub use serving::{Registration, Serving};
 pub use signal::{ControlSignal, Signals};
 pub use turns::{ReplyBatch, STAGING_BYTES, SendScheduler, Sender, configure_socket, lingering_close, next_poll};

@@ -1,25 +1,28 @@
-//! A client's session, which is opened again when one of its connections is lost, until the limits of reconnecting are
-//! reached.
+//! A client's session, which is opened again when one of its connections is lost. The limits of reconnecting are for the
+//! requests that wait: once they are reached, requests fail. The device reconnects all the same, until its peer is back
+//! or cannot be used any more.
 //!
-//! Invariants: a request waits for a session, or fails once reconnecting has failed. A new session is to the same
-//! device as the first. A change is not sent while a lost session may still deliver another change to its blocks
-//! ([`Changes`]). The limits of the [`Endpoint`] bound every attempt, pause and repetition. A Flush on a later session
-//! does not make writes of a lost session durable ([`FlushEpochs`]).
+//! Invariants: a request waits for a session, or fails once the limits are reached, until there is a session. A new
+//! session is to the same device as the first. A change is not sent while a lost session may still deliver another
+//! change to its blocks ([`Changes`]). The limits of the [`Endpoint`] bound every attempt and pause, and how long and how
+//! often a request is repeated. A Flush on a later session does not make writes of a lost session durable
+//! ([`FlushEpochs`]).
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Deref;
 use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sealblock_block::{Error, ErrorKind, FlushEpochs, WriteSet};
 use sealblock_runtime_reactor::net::Reconnect;
-use sealblock_runtime_reactor::{now, sleep, spawn, timeout};
+use sealblock_runtime_reactor::{Notify, now, sleep, spawn, timeout};
 
 use crate::changes::{AwaitedChange, Changes, SentChange};
-use crate::connection::{ConnectionLost, RequestError};
+use crate::connection::{ClientCore, Connection, ConnectionLost, RequestError};
 use crate::lineage::Lineage;
+use crate::monitor::ConnectionMonitor;
 
 /// The peer of a client: opens sessions, and keeps the state that outlives them.
 pub trait Endpoint: Sized + 'static {
@@ -58,7 +61,7 @@ pub trait Endpoint: Sized + 'static {
 /// How long and how often a client retries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReconnectLimits {
-    /// Limits of reconnecting after one loss.
+    /// Limits of reconnecting after one loss, while a request waits for the session.
     pub reconnect: Reconnect,
     /// The number of connections that one request may lose before it fails: a request that crashes its peer must not be
     /// sent forever.
@@ -72,9 +75,11 @@ pub struct ReconnectLimits {
 /// The current session.
 enum SessionState<S> {
     Connected(Rc<S>, u64),
-    /// A new session is being opened.
+    /// A new session is being opened, and requests wait for it.
     Reconnecting,
-    /// The device was closed, or reconnecting failed. Final.
+    /// The limits of reconnecting were reached: requests fail. A new session is being opened all the same.
+    Refusing(Rc<str>),
+    /// The device was closed, does not reconnect, or would find another device. Final.
     Failed(Rc<str>),
 }
 
@@ -85,8 +90,18 @@ pub struct Reconnecting<E: Endpoint> {
     pub flush_epochs: FlushEpochs,
     state: RefCell<SessionState<E::Session>>,
     wakers: RefCell<Vec<Waker>>,
+    /// Requests that wait for a session.
+    waiting: Cell<usize>,
+    /// Ends a pause of reconnecting: a first request waits for the session.
+    awaited: Rc<Notify>,
     reconnects: Cell<u64>,
+    /// When the current or last session was opened.
+    opened: Cell<Instant>,
+    monitor: ConnectionMonitor,
 }
+
+/// A request that waits for a session.
+struct WaitingRequest<'a, E: Endpoint>(&'a Reconnecting<E>);
 
 /// The arguments of an attempt besides its session.
 pub struct Sending {
@@ -144,7 +159,11 @@ impl<E: Endpoint> Reconnecting<E> {
             flush_epochs: FlushEpochs::default(),
             state: RefCell::new(SessionState::Connected(Rc::clone(&session), number)),
             wakers: RefCell::default(),
+            waiting: Cell::new(0),
+            awaited: Rc::default(),
             reconnects: Cell::new(0),
+            opened: Cell::new(now()),
+            monitor: ConnectionMonitor::default(),
         });
         reconnecting.lineage().session_started();
         if E::is_fenced(&session) {
@@ -163,12 +182,14 @@ impl<E: Endpoint> Reconnecting<E> {
     /// # Errors
     /// [`ErrorKind::Unreachable`] once reconnecting has failed.
     async fn session(&self) -> Result<(Rc<E::Session>, u64), Error> {
+        let mut waiting = None;
         std::future::poll_fn(|cx| match &*self.state.borrow() {
             SessionState::Connected(session, number) => Poll::Ready(Ok((Rc::clone(session), *number))),
-            SessionState::Failed(reason) => {
+            SessionState::Refusing(reason) | SessionState::Failed(reason) => {
                 Poll::Ready(Err(ErrorKind::Unreachable { reason: reason.to_string() }.into()))
             }
             SessionState::Reconnecting => {
+                waiting.get_or_insert_with(|| WaitingRequest::of(self));
                 let mut wakers = self.wakers.borrow_mut();
                 if !wakers.iter().any(|other| other.will_wake(cx.waker())) {
                     wakers.push(cx.waker().clone());
@@ -183,8 +204,13 @@ impl<E: Endpoint> Reconnecting<E> {
     pub fn current_session(&self) -> Option<Rc<E::Session>> {
         match &*self.state.borrow() {
             SessionState::Connected(session, _) => Some(Rc::clone(session)),
-            SessionState::Reconnecting | SessionState::Failed(_) => None,
+            SessionState::Reconnecting | SessionState::Refusing(_) | SessionState::Failed(_) => None,
         }
+    }
+
+    /// Reports whether the session is lost.
+    pub fn monitor(&self) -> ConnectionMonitor {
+        self.monitor.clone()
     }
 
     /// The number of times that a session was replaced.
@@ -265,10 +291,14 @@ impl<E: Endpoint> Reconnecting<E> {
                     *state = SessionState::Reconnecting;
                     number
                 }
-                SessionState::Connected(..) | SessionState::Reconnecting | SessionState::Failed(_) => return,
+                SessionState::Connected(..)
+                | SessionState::Reconnecting
+                | SessionState::Refusing(_)
+                | SessionState::Failed(_) => return,
             }
         };
         tracing::warn!(address = %self.address(), %lost, "connection lost");
+        self.monitor.set_lost(&lost.0);
         self.retire(session, &lost.0);
         if self.changes().has_late(number) {
             spawn(clear_later(Rc::downgrade(self.changes()), number, self.limits().quiesce));
@@ -286,6 +316,9 @@ impl<E: Endpoint> Reconnecting<E> {
     fn set_connected(self: &Rc<Self>, session: E::Session, number: u64) {
         let session = Rc::new(session);
         self.reconnects.set(self.reconnects.get() + 1);
+        self.opened.set(now());
+        self.monitor.set_connected();
+        tracing::info!(address = %self.address(), "connection restored");
         let before = self.state.replace(SessionState::Connected(Rc::clone(&session), number));
         drop(before);
         if E::is_fenced(&session) {
@@ -295,13 +328,26 @@ impl<E: Endpoint> Reconnecting<E> {
         self.wake();
     }
 
+    /// Fails waiting requests, and later ones until there is a session.
+    fn refuse(&self, reason: &str) {
+        {
+            let mut state = self.state.borrow_mut();
+            if !matches!(&*state, SessionState::Reconnecting) {
+                return;
+            }
+            *state = SessionState::Refusing(reason.into());
+        }
+        self.changes().notify();
+        self.wake();
+    }
+
     /// Fails waiting and later requests; no further session is opened.
     pub fn fail(&self, reason: &str) {
         let before = {
             let mut state = self.state.borrow_mut();
             match &*state {
                 SessionState::Failed(_) => return,
-                SessionState::Connected(..) | SessionState::Reconnecting => {
+                SessionState::Connected(..) | SessionState::Reconnecting | SessionState::Refusing(_) => {
                     std::mem::replace(&mut *state, SessionState::Failed(reason.into()))
                 }
             }
@@ -310,16 +356,29 @@ impl<E: Endpoint> Reconnecting<E> {
             self.retire(session, reason);
         }
         drop(before);
+        self.monitor.set_failed(reason);
         self.changes().notify();
         self.wake();
     }
 
+    /// Closes the device: waiting and later requests fail. This is no loss of the connection.
+    pub fn close(&self) {
+        self.fail("the device was closed");
+        self.monitor.set_connected();
+    }
+
+    /// True if requests fail.
     fn has_failed(&self) -> bool {
-        matches!(&*self.state.borrow(), SessionState::Failed(_))
+        matches!(&*self.state.borrow(), SessionState::Refusing(_) | SessionState::Failed(_))
     }
 
     fn is_reconnecting(&self) -> bool {
-        matches!(&*self.state.borrow(), SessionState::Reconnecting)
+        matches!(&*self.state.borrow(), SessionState::Reconnecting | SessionState::Refusing(_))
+    }
+
+    /// True if a request waits for the session.
+    fn is_awaited(&self) -> bool {
+        self.waiting.get() > 0 && !self.has_failed()
     }
 
     fn wake(&self) {
@@ -347,43 +406,103 @@ impl<E: Endpoint> Drop for Reconnecting<E> {
     }
 }
 
-/// Opens a new session: at once, then with growing pauses, until an attempt succeeds or the limits are reached.
+impl<'a, E: Endpoint> WaitingRequest<'a, E> {
+    fn of(reconnecting: &'a Reconnecting<E>) -> WaitingRequest<'a, E> {
+        let before = reconnecting.waiting.get();
+        reconnecting.waiting.set(before + 1);
+        if before == 0 {
+            reconnecting.awaited.notify();
+        }
+        WaitingRequest(reconnecting)
+    }
+}
+
+impl<E: Endpoint> Drop for WaitingRequest<'_, E> {
+    fn drop(&mut self) {
+        self.0.waiting.set(self.0.waiting.get() - 1);
+    }
+}
+
+/// Reports the loss of a session when this connection of it ends, also while no request is in flight. The session
+/// aborts this task when it ends.
+pub async fn watch_end<E: Endpoint, C: ClientCore>(
+    reconnecting: Weak<Reconnecting<E>>,
+    session: Weak<E::Session>,
+    connection: Rc<Connection<C>>,
+) {
+    let lost = connection.ended().await;
+    if let (Some(reconnecting), Some(session)) = (reconnecting.upgrade(), session.upgrade()) {
+        reconnecting.session_lost(&session, &lost);
+    }
+}
+
+/// Opens a new session: at once, then with growing pauses, until an attempt succeeds or none can. The limits count from
+/// the moment when a request waits for the session; once they are reached, requests fail.
 async fn reconnect<E: Endpoint>(reconnecting: Weak<Reconnecting<E>>, lost: ConnectionLost) {
-    let Some(limits) = reconnecting.upgrade().map(|reconnecting| reconnecting.limits().reconnect) else { return };
-    let begin = now();
+    let Some((limits, lasted)) = reconnecting
+        .upgrade()
+        .map(|reconnecting| (reconnecting.limits().reconnect, reconnecting.opened.get().elapsed()))
+    else {
+        return;
+    };
+    // A peer that ends each session soon must not keep this core busy. A request that waits ends the pause.
+    let mut pause = if lasted < limits.max_delay { limits.max_delay } else { Duration::ZERO };
     let (mut delay, mut attempts) = (limits.first_delay, 0);
+    // Since when requests have been waiting.
+    let mut begin = None;
     let mut last = String::from("none has ended in time");
-    while attempts < limits.attempts {
-        if attempts > 0 {
-            sleep(delay.min(limits.total.saturating_sub(begin.elapsed()))).await;
-            delay = (delay * 2).min(limits.max_delay);
+    loop {
+        let open = || reconnecting.upgrade().filter(|reconnecting| reconnecting.is_reconnecting());
+        let Some((awaited, is_awaited)) =
+            open().map(|reconnecting| (Rc::clone(&reconnecting.awaited), reconnecting.is_awaited()))
+        else {
+            return;
+        };
+        let has_limits = limits.attempts > 0 && !limits.total.is_zero();
+        if has_limits && !pause.is_zero() && (attempts > 0 || !is_awaited) {
+            // The device may be dropped during the pause.
+            let _ = timeout(pause, awaited.wait()).await;
         }
-        let open = reconnecting.upgrade().filter(|reconnecting| reconnecting.is_reconnecting());
-        let Some(reconnecting) = open else { return };
-        let left = limits.total.saturating_sub(begin.elapsed());
-        if left.is_zero() {
-            break;
+        let Some(reconnecting) = open() else { return };
+        let why = format!("the connection to {} was lost ({lost})", reconnecting.address());
+        if !has_limits {
+            return reconnecting.fail(&why);
         }
-        attempts += 1;
+        begin = match (reconnecting.is_awaited(), begin) {
+            (true, None) => {
+                (delay, attempts) = (limits.first_delay, 0);
+                Some(now())
+            }
+            (true, begin) => begin,
+            (false, _) => None,
+        };
+        let left = || begin.map_or(limits.total, |begin| limits.total.saturating_sub(begin.elapsed()));
+        let refuse = |begin: Instant, attempts: u32, last: &str| {
+            let time = begin.elapsed().as_secs_f64();
+            reconnecting.refuse(&format!(
+                "{why}, and {attempts} attempts within {time:.1} s to set it up again failed; the last one: {last}"
+            ));
+        };
+        if let Some(begin) = begin.filter(|_| left().is_zero()) {
+            refuse(begin, attempts, &last);
+        }
+        attempts = u32::saturating_add(attempts, 1);
         let number = reconnecting.lineage().next_session();
-        let Ok(result) = timeout(left, reconnecting.reopen(number)).await else { break };
-        match result {
+        let limit = if left().is_zero() { limits.total } else { left() };
+        match timeout(limit, reconnecting.reopen(number)).await {
             // The device was closed in the meantime.
-            Ok(_) if !reconnecting.is_reconnecting() => return,
-            Ok(session) => return reconnecting.set_connected(session, number),
-            Err(error) if E::is_final(&error) => {
+            Ok(Ok(_)) if !reconnecting.is_reconnecting() => return,
+            Ok(Ok(session)) => return reconnecting.set_connected(session, number),
+            Ok(Err(error)) if E::is_final(&error) => {
                 return reconnecting.fail(&format!("after a lost connection ({lost}): {error}"));
             }
-            Err(error) => last = error.to_string(),
+            Ok(Err(error)) => last = error.to_string(),
+            Err(_) => {}
         }
+        if let Some(begin) = begin.filter(|_| attempts >= limits.attempts || left().is_zero()) {
+            refuse(begin, attempts, &last);
+        }
+        pause = if reconnecting.is_awaited() { delay.min(left()) } else { delay };
+        delay = (delay * 2).min(limits.max_delay);
     }
-    let Some(reconnecting) = reconnecting.upgrade() else { return };
-    let tried = match attempts {
-        0 => String::new(),
-        _ => {
-            let time = begin.elapsed().as_secs_f64();
-            format!(", and {attempts} attempts within {time:.1} s to set it up again failed; the last one: {last}")
-        }
-    };
-    reconnecting.fail(&format!("the connection to {} was lost ({lost}){tried}", reconnecting.address()));
 }

@@ -86,13 +86,15 @@ async fn resync_loop<C: Clock>(mirror: &Mirror<C>) {
     }
 }
 
-/// Reattaches offline replicas, and starts the resync of online ones that are out of sync.
+/// Reattaches offline replicas, starts the resync of online ones that are out of sync, and detaches devices that are
+/// lost while no request is sent to them.
 async fn reattach_loop<C: Clock>(mirror: &Mirror<C>) {
     loop {
         let replicas: Vec<Rc<Replica>> = mirror.replicas.borrow().clone();
         for replica in
             replicas.iter().filter(|replica| !mirror.is_closing.get() && replica.state.get() != ReplicaState::Removed)
         {
+            mirror.detach_lost(replica);
             if replica.is_online() && replica.state.get() == ReplicaState::OutOfSync {
                 mirror.start_resync(replica);
             }
@@ -115,6 +117,13 @@ async fn reattach_loop<C: Clock>(mirror: &Mirror<C>) {
 }
 
 impl<C: Clock> Mirror<C> {
+    /// Detaches the device of a replica that is lost while no request is sent to it, as if a request had failed now.
+    pub(crate) fn detach_lost(&self, replica: &Replica) {
+        if let Some(reason) = replica.loss() {
+            self.fail_replica(replica, &reason);
+        }
+    }
+
     /// Resyncs a replica that has returned.
     pub(crate) async fn resync(&self, replica: &Rc<Replica>) -> Result<(), Error> {
         tracing::info!(replica = %replica.name(), regions = replica.to_resync.borrow().count(), "resync started");

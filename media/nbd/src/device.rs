@@ -5,6 +5,7 @@ use std::rc::Rc;
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Operation, Outcome, Request};
 use sealblock_protocols_nbd::client::{Event, Goal};
+use sealblock_transport::ConnectionMonitor;
 
 use crate::io::Io;
 use crate::remote_export;
@@ -53,13 +54,18 @@ impl NbdDevice {
             if let Some(session) = reconnecting.current_session() {
                 session.disconnect();
             }
-            reconnecting.fail("the device was closed");
+            reconnecting.close();
         })
     }
 
     /// The server's information about the export.
     pub fn info(&self) -> &ConnectionInfo {
         &self.0.info
+    }
+
+    /// Reports whether the connection to the server is lost.
+    pub fn monitor(&self) -> ConnectionMonitor {
+        self.0.io.session.monitor()
     }
 
     /// What the device transferred since it was opened.

@@ -4,11 +4,12 @@ use std::rc::Rc;
 
 use sealblock_block::{Error, WriteSet};
 use sealblock_protocols_nbd::client::ClientRequest;
+use sealblock_runtime_reactor::spawn;
 use sealblock_transport::{
-    Attempt, AttemptError, ConnectionLost, Endpoint, Lineage, ReconnectLimits, Reconnecting, Sending,
+    Attempt, AttemptError, ConnectionLost, Endpoint, Lineage, ReconnectLimits, Reconnecting, Sending, watch_end,
 };
 
-use crate::connection::ReplyResult;
+use crate::connection::{Connection, ReplyResult};
 use crate::export_profile::ExportProfile;
 use crate::options::{CounterCells, Counters, add};
 use crate::session::{Session, SessionConfig};
@@ -76,6 +77,15 @@ impl Endpoint for RemoteExport {
 
     fn is_fenced(session: &Session) -> bool {
         session.is_fenced
+    }
+
+    /// NBD has no keep alive: only the end of a connection shows that an idle server is gone.
+    fn session_started(reconnecting: &Rc<ReconnectingSession>, session: &Rc<Session>) {
+        let watch = |connection: &Rc<Connection>| {
+            let (reconnecting, session) = (Rc::downgrade(reconnecting), Rc::downgrade(session));
+            spawn(watch_end(reconnecting, session, Rc::clone(connection)))
+        };
+        session.tasks.borrow_mut().extend(session.connections.iter().map(watch));
     }
 
     fn end_session(&self, session: &Session, reason: &str) {

@@ -32,8 +32,8 @@ pub(crate) struct Session {
     pub(crate) profile: ExportProfile,
     /// True if the server has fenced this client's older sessions.
     pub(crate) is_fenced: bool,
-    /// Ends connections whose requests time out; aborted when the session ends.
-    timeout_task: RefCell<Option<JoinHandle<()>>>,
+    /// They end connections whose requests time out, and report the end of connections; aborted when the session ends.
+    pub(crate) tasks: RefCell<Vec<JoinHandle<()>>>,
 }
 
 impl SessionConfig {
@@ -63,8 +63,7 @@ impl SessionConfig {
         let (first, info) = self.open_one(number).await?;
         let profile = ExportProfile::of(&info, &self.options)?;
         let is_fenced = info.is_fenced;
-        let mut session =
-            Session { connections: vec![first], info, profile, is_fenced, timeout_task: RefCell::default() };
+        let mut session = Session { connections: vec![first], info, profile, is_fenced, tasks: RefCell::default() };
         let wanted = if session.profile.can_multi_conn { self.options.connections.max(1) } else { 1 };
         while session.connections.len() < usize::from(wanted) {
             let (next, info) = self.open_one(number).await?;
@@ -73,7 +72,7 @@ impl SessionConfig {
             ExportProfile::of(&info, &self.options)?.check_unchanged(&session.profile)?;
         }
         let timeout_task = spawn(end_late_requests(session.connections.clone(), self.options.request_timeout));
-        session.timeout_task.replace(Some(timeout_task));
+        session.tasks.borrow_mut().push(timeout_task);
         Ok(session)
     }
 
@@ -142,9 +141,8 @@ impl Session {
     /// Ends every connection.
     pub(crate) fn end(&self, reason: &str) {
         self.connections.iter().for_each(|connection| connection.end(reason));
-        if let Some(timeout_task) = self.timeout_task.take() {
-            timeout_task.abort();
-        }
+        let tasks = self.tasks.take();
+        tasks.iter().for_each(JoinHandle::abort);
     }
 
     /// Requests that completed.
@@ -154,7 +152,7 @@ impl Session {
 }
 
 impl Drop for Session {
-    /// Ends the task, which would keep the connections open.
+    /// Ends the tasks, which would keep the connections open.
     fn drop(&mut self) {
         self.end("the session was dropped");
     }

@@ -9,7 +9,7 @@ use sealblock_media_nvme::requests::Requests;
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::logs::{DiscoveryEntry, DiscoveryHeader, DiscoveryLog, LogPage};
 use sealblock_protocols_nvme::nqn::Nqn;
-use sealblock_transport::Reconnecting;
+use sealblock_transport::{ConnectionMonitor, Reconnecting};
 
 use crate::admin::Admin;
 use crate::block_codec::BlockCodec;
@@ -72,7 +72,7 @@ impl NvmeTcpDevice {
                     }
                 }
             }
-            reconnecting.fail("the device was closed");
+            reconnecting.close();
         })
     }
 
@@ -89,6 +89,11 @@ impl NvmeTcpDevice {
             let session = self.0.io.session.current_session()?;
             damage::known_damage(&session).await
         })
+    }
+
+    /// Reports whether the connection to the target is lost.
+    pub fn monitor(&self) -> ConnectionMonitor {
+        self.0.io.session.monitor()
     }
 
     /// What the device transferred since it was opened.

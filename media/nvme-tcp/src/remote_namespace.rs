@@ -14,7 +14,9 @@ use sealblock_protocols_nvme::{AdminOpcode, Command};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::{sleep, spawn};
-use sealblock_transport::{ConnectionLost, Endpoint, Lineage, ReconnectLimits, Reconnecting, end_late_requests};
+use sealblock_transport::{
+    ConnectionLost, Endpoint, Lineage, ReconnectLimits, Reconnecting, end_late_requests, watch_end,
+};
 
 use crate::admin;
 use crate::options::{CounterCells, Counters};
@@ -172,6 +174,9 @@ fn start_tasks(reconnecting: &Rc<ReconnectingSession>, session: &Rc<Session>) {
         tasks.push(spawn(keep_alive(admin, options.keep_alive / 2)));
     }
     tasks.push(spawn(handle_events(Rc::downgrade(reconnecting), Rc::downgrade(session))));
+    for queue in &session.io {
+        tasks.push(spawn(watch_end(Rc::downgrade(reconnecting), Rc::downgrade(session), Rc::clone(queue))));
+    }
 }
 
 /// Sends Keep Alive. Any completion, whatever its status, proves that the controller is alive.

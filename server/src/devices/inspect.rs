@@ -8,7 +8,7 @@ use sealblock_block::{Device, DynDevice, RequestKind};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
 use sealblock_media_file::Backing;
-use sealblock_stack::{DamageView, LostMetadata, OpenMirror, TargetInfo};
+use sealblock_stack::{DamageView, LostMetadata, OpenMirror, RemoteConnection, TargetInfo};
 
 use crate::devices::scrub::ScrubTask;
 use crate::status::damage::DamageStatus;
@@ -22,6 +22,8 @@ pub struct InspectedDevice {
     /// Weak, because closing a mirror waits for its owners.
     mirrors: Vec<Weak<OpenMirror>>,
     paths: Vec<PathMonitor>,
+    /// Its connections to other hosts, but for those of paths and of replicas.
+    connections: Vec<RemoteConnection>,
     files: Vec<String>,
     /// The same files as long as they are open.
     open_files: Vec<FileWeak<Backing>>,
@@ -46,6 +48,7 @@ impl InspectedDevice {
             scrub_task: Rc::clone(scrub_task),
             mirrors: all.iter().filter_map(|info| info.mirror.as_ref()).map(Rc::downgrade).collect(),
             paths: all.iter().filter_map(|info| info.paths.clone()).collect(),
+            connections: info.connections(),
             files: files(info),
             open_files: info.open_files(),
             damage: info.damage.clone(),
@@ -64,6 +67,7 @@ impl InspectedDevice {
             file_errors: self.file_errors(&mirrors),
             mirrors: mirrors.iter().map(|mirror| named(mirror)).collect(),
             paths: self.paths.iter().flat_map(PathMonitor::paths).map(path).collect(),
+            lost_connections: self.connections.iter().filter_map(RemoteConnection::lost).map(Into::into).collect(),
             damage: DamageStatus::of(&self.damage),
             lost_metadata: lost(&gate).into_iter().collect(),
             lost_copies: self.lost_copies.unwritten(),

@@ -5,6 +5,7 @@ use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_stack::quantity::count;
 use sealblock_units::ByteCount;
 
+use super::connections::LostConnection;
 use super::files::FileError;
 use super::health::{Checked, Health};
 use super::mirror::{MirrorStatus, ReplicaStatus};
@@ -38,6 +39,7 @@ pub fn assess(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Verdict
     findings.extend(damage(name, seen, started_unix_s));
     findings.extend(seen.mirrors.iter().flat_map(|mirror| mirror_findings(name, &mirror.target, &mirror.status)));
     findings.extend(paths(seen));
+    findings.extend(lost_connections(seen));
     findings.extend(seen.file_errors.iter().map(file_finding));
     findings.extend(failing(seen));
     findings.extend(unchecked(name, seen));
@@ -172,6 +174,16 @@ fn paths(seen: &DeviceSnapshot) -> Option<Finding> {
     Some(Finding { health: Health::Degraded, words, advice })
 }
 
+fn lost_connections(seen: &DeviceSnapshot) -> Option<Finding> {
+    let words: Vec<String> = seen.lost_connections.iter().map(LostConnection::to_text).collect();
+    let advice = match seen.lost_connections.iter().all(|lost| lost.reconnecting) {
+        true => "check the network and the other server; the connection is set up again automatically",
+        false => "check the network and the other server, then restart this server",
+    };
+    let finding = || Finding { health: Health::Degraded, words: words.join("; "), advice: advice.to_owned() };
+    (!words.is_empty()).then(finding)
+}
+
 fn file_finding(file: &FileError) -> Finding {
     let health = file.health();
     let advice = match health {
@@ -272,6 +284,7 @@ mod tests {
             repaired_blocks: 0,
             stale_blocks: 0,
             failures: 0,
+            lost_connections: Vec::new(),
             file_errors: Vec::new(),
             lost_metadata: Vec::new(),
             damage: None,
@@ -382,6 +395,28 @@ mod tests {
         is(&of(&[false, true, false]), Health::Degraded, "2 paths of 3 are lost: p, p");
         let words = "none of its 2 paths is live: requests wait until one is back";
         is(&of(&[false, false]), Health::Degraded, words);
+    }
+
+    #[test]
+    fn a_lost_connection_degrades_until_it_is_back() {
+        let of = |reconnecting| DeviceSnapshot {
+            lost_connections: vec![LostConnection {
+                target: "nbd://h/v".to_owned(),
+                since_unix_s: 0,
+                reason: "closed".to_owned(),
+                reconnecting,
+            }],
+            ..seen()
+        };
+        for (reconnecting, state, advice) in
+            [(true, ", reconnecting: closed", "automatically"), (false, ", no longer reconnecting: closed", "server")]
+        {
+            let verdict = assess("v", &of(reconnecting), STARTED);
+            assert_eq!(verdict.health, Health::Degraded);
+            let words = verdict.summary;
+            assert!(words.starts_with("connection to nbd://h/v lost since ") && words.ends_with(state), "{words}");
+            assert!(verdict.advice.unwrap().ends_with(advice));
+        }
     }
 
     #[test]

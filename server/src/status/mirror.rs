@@ -7,6 +7,7 @@ use sealblock_stack::OpenMirror;
 use sealblock_stack::identity::uuid_text;
 use serde::{Deserialize, Serialize};
 
+use super::connections::LostConnection;
 use super::damage::DamageStatus;
 use super::files::FileError;
 use super::health::Health;
@@ -68,6 +69,9 @@ pub struct ReplicaStatus {
     pub stale_blocks: u64,
     /// How often it was marked out of sync since the mirror was opened.
     pub failures: u64,
+    /// The connections to other hosts that it lost while it was in use; then it is not online.
+    #[serde(default)]
+    pub lost_connections: Vec<LostConnection>,
     /// Its files that were deleted, renamed, replaced or truncated.
     #[serde(default)]
     pub file_errors: Vec<FileError>,
@@ -101,6 +105,9 @@ impl MirrorStatus {
                 status.state = MirrorState::Degraded.as_str().to_owned();
             }
         }
+        for (name, lost) in mirror.lost_connections() {
+            status.set_lost_connections(&name, lost.into_iter().map(Into::into).collect());
+        }
         if let Some(why) = why_older {
             status.may_be_older = Some(why.as_str().to_owned());
             if status.state == MirrorState::Optimal.as_str() {
@@ -108,6 +115,22 @@ impl MirrorStatus {
             }
         }
         status
+    }
+
+    /// Shows a replica whose connections are lost as offline, even if no request has failed because of that yet.
+    fn set_lost_connections(&mut self, name: &str, lost: Vec<LostConnection>) {
+        let is_named =
+            |replica: &&mut ReplicaStatus| replica.name == name && replica.online && !replica.is(ReplicaState::Removed);
+        let Some(replica) = self.replicas.iter_mut().find(is_named).filter(|_| !lost.is_empty()) else { return };
+        replica.online = false;
+        replica.last_error = Some(lost.iter().map(LostConnection::to_text).collect::<Vec<_>>().join("; "));
+        replica.lost_connections = lost;
+        let is_current = |replica: &ReplicaStatus| replica.is(ReplicaState::InSync) && replica.online;
+        let state = match self.replicas.iter().any(is_current) {
+            true => MirrorState::Degraded,
+            false => MirrorState::Failed,
+        };
+        state.as_str().clone_into(&mut self.state);
     }
 
     /// Why blocks may be older than the last writes, if they may.
@@ -183,6 +206,7 @@ impl ReplicaStatus {
             repaired_blocks: replica.repaired_blocks,
             stale_blocks: replica.stale_blocks,
             failures: replica.failures,
+            lost_connections: Vec::new(),
             file_errors: Vec::new(),
             lost_metadata: Vec::new(),
             damage: None,
@@ -253,6 +277,24 @@ mod tests {
         let bad = DamageStatus { blocks: 1, blocks_at_most: 1, complete: true, ..DamageStatus::default() };
         let status = MirrorStatus::with(&whole, |_| Vec::new(), |name| Some(bad.clone()).filter(|_| name == "b"));
         assert_eq!((status.state.as_str(), status.health()), (MirrorState::Degraded.as_str(), Health::Damaged));
+        // No request has failed on the lost connection yet.
+        let mut status = MirrorStatus::with(&whole, |_| Vec::new(), |_| None);
+        status.set_lost_connections("b", Vec::new());
+        assert_eq!((status.state.as_str(), status.replicas[1].online), (MirrorState::Optimal.as_str(), true));
+        let lost = |target: &str| {
+            let (target, reason) = (target.to_owned(), "closed".to_owned());
+            vec![LostConnection { target, since_unix_s: 0, reason, reconnecting: true }]
+        };
+        status.set_lost_connections("b", lost("nbd://h/b"));
+        assert_eq!((status.state.as_str(), status.health()), (MirrorState::Degraded.as_str(), Health::Degraded));
+        assert!(!status.replicas[1].online);
+        let why = status.replicas[1].last_error.clone().unwrap();
+        assert!(
+            why.starts_with("connection to nbd://h/b lost since") && why.ends_with("reconnecting: closed"),
+            "{why}"
+        );
+        status.set_lost_connections("a", lost("nbd://h/a"));
+        assert_eq!((status.state.as_str(), status.health()), (MirrorState::Failed.as_str(), Health::Degraded));
         // An offline replica serves nothing from its file.
         let away = seen(&mirror(MirrorState::Degraded, false), Some(of("gone", None)));
         assert_eq!(away, words(MirrorState::Degraded, Health::Degraded, 0));

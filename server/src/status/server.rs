@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::connections::LostConnection;
 use super::damage::DamageStatus;
 use super::files::FileError;
 use super::health::Health;
@@ -101,6 +102,10 @@ pub struct DeviceSnapshot {
     pub mirrors: Vec<NamedMirror>,
     /// Its paths, for a multipath device.
     pub paths: Vec<PathStatus>,
+    /// The connections of its remote devices that are lost, but for those of paths and replicas, which `paths` and
+    /// `mirrors` show.
+    #[serde(default)]
+    pub lost_connections: Vec<LostConnection>,
     /// What it has lost that neither reads nor checks of blocks can detect, as text: the last writes.
     pub lost_metadata: Vec<String>,
     /// Copies of metadata that are lost while the other copy is used, as text; those of replicas are in `mirrors`.

@@ -57,8 +57,8 @@ fn by(opener: Opener) -> ReplicaOpener {
 fn of_replica(opened: OpenTarget, target: &TargetName) -> (OpenedReplica, TargetInfo) {
     let OpenTarget { device, info, held, .. } = opened;
     let (identity, files, damage) = (info.identity(target), info.open_files(), info.damage.clone());
-    let lost_metadata = info.lost_metadata();
-    (OpenedReplica { device, identity, files, damage, lost_metadata, held }, info)
+    let (lost_metadata, connections) = (info.lost_metadata(), info.connections());
+    (OpenedReplica { device, identity, files, connections, damage, lost_metadata, held }, info)
 }
 
 /// Opens a replica for the first time, and returns its parts.

@@ -8,13 +8,15 @@ use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Device, DynDevice, Error, Request, RequestKind, ReservedArea, Response, WhyOlder};
 use sealblock_layers_mirror::label::{LabelError, ReplicaState};
 use sealblock_layers_mirror::{
-    Answered, Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaInfo, ReplicaSource,
+    Answered, LossMonitor, Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaInfo,
+    ReplicaSource,
 };
 use sealblock_layers_stripe::label::MAGIC as STRIPE_MAGIC;
 use sealblock_media_file::Backing;
 
 use crate::error::{Cause, StackError};
 use crate::failures::OLDER;
+use crate::opened::connections::{LostRemote, RemoteConnection, all_lost, loss};
 use crate::opened::damage_view::DamageView;
 use crate::opened::held::{Access, CloseHandle, Members, close_all, forget_lost, lost_answers, received_bytes};
 use crate::opened::lost_metadata::LostMetadata;
@@ -53,6 +55,8 @@ pub(super) struct OpenedReplica {
     pub identity: TargetIdentity,
     /// The files that it lies in, as long as they are open.
     pub files: Vec<Weak<Backing>>,
+    /// Its connections to other hosts.
+    pub connections: Vec<RemoteConnection>,
     /// What is known of its bad blocks.
     pub damage: DamageView,
     /// Copies of its metadata that are lost.
@@ -75,6 +79,8 @@ pub(super) struct OpenReplica {
     identity: RefCell<TargetIdentity>,
     /// The files that it lies in, as long as they are open.
     files: RefCell<Vec<Weak<Backing>>>,
+    /// The connections of the device that was opened last.
+    connections: RefCell<Vec<RemoteConnection>>,
     /// Copies of its metadata that are lost.
     lost_metadata: RefCell<LostMetadata>,
     /// Its bad blocks, once it was open; what is known of a device that is away stays known.
@@ -360,6 +366,19 @@ impl OpenMirror {
         replicas.iter().map(|replica| (replica.name.clone(), of(replica))).collect()
     }
 
+    /// The lost connections of each of its replicas, by the name of the replica. Those of an offline replica are of the
+    /// device that was detached.
+    pub fn lost_connections(&self) -> Vec<(String, Vec<LostRemote>)> {
+        let replicas = self.replicas.borrow();
+        let of = |replica: &Rc<OpenReplica>| {
+            let mut lost = all_lost(&replica.connections.borrow());
+            // The mirror opens the replica again, if its device does not reconnect.
+            lost.iter_mut().for_each(|lost| lost.is_reconnecting |= replica.access.writes());
+            lost
+        };
+        replicas.iter().map(|replica| (replica.name.clone(), of(replica))).collect()
+    }
+
     /// Copies of metadata of each of its replicas that are lost, as text, by the name of the replica.
     pub fn lost_metadata(&self) -> Vec<(String, Vec<String>)> {
         let replicas = self.replicas.borrow();
@@ -436,6 +455,7 @@ impl OpenReplica {
             held: RefCell::default(),
             identity,
             files: RefCell::default(),
+            connections: RefCell::default(),
             lost_metadata: RefCell::default(),
             damage: RefCell::default(),
             reports_to: RefCell::default(),
@@ -461,7 +481,10 @@ impl OpenReplica {
 
     /// The source of this replica for the mirror.
     pub fn source(self: &Rc<Self>, device: Result<DynDevice, String>) -> ReplicaSource {
-        ReplicaSource::new(&*self.name, device, Some(self.reopen()))
+        let replica = Rc::clone(self);
+        let monitor: LossMonitor = Box::new(move || loss(&replica.connections.borrow()));
+        let loss_monitor = Some(monitor);
+        ReplicaSource { loss_monitor, ..ReplicaSource::new(&*self.name, device, Some(self.reopen())) }
     }
 
     async fn open(&self) -> Result<DynDevice, StackError> {
@@ -473,9 +496,13 @@ impl OpenReplica {
 
     /// Keeps what belongs to the open device, and gives the device.
     pub fn hold(&self, opened: OpenedReplica) -> DynDevice {
-        let OpenedReplica { device, identity, files, damage, lost_metadata, held } = opened;
+        let OpenedReplica { device, identity, files, connections, damage, lost_metadata, held } = opened;
         self.identity.replace(identity);
         self.files.replace(files);
+        self.connections.replace(connections);
+        // As users know it, without the timeouts of a replica.
+        let target = self.target.to_string();
+        self.connections.borrow_mut().iter_mut().for_each(|connection| connection.rename(&target, &self.name));
         self.lost_metadata.replace(lost_metadata);
         self.damage.replace(Some(damage));
         self.held.replace(held);

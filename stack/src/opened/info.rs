@@ -15,6 +15,7 @@ use sealblock_media_volume::VolumeInfo as VolumeDescription;
 use crate::groups::replicas::OpenMirror;
 use crate::kernel::DeviceNumber;
 use crate::kernel::leaves::{Leaf, Storage, leaves_at, leaves_of_device};
+use crate::opened::connections::RemoteConnection;
 use crate::opened::damage_view::DamageView;
 use crate::opened::lost_metadata::LostMetadata;
 use crate::opened::target_identity::TargetIdentity;
@@ -75,6 +76,8 @@ pub struct TargetInfo {
     pub(crate) namespace: Option<NvmeTcpDevice>,
     /// The export, where it is one over NBD.
     pub export: Option<NbdConnectionInfo>,
+    /// The connection, if it is remote, over whichever protocol.
+    pub connection: Option<RemoteConnection>,
     /// The state of its paths, if it is multipath.
     pub paths: Option<PathMonitor>,
     /// The mirror, where it is one.
@@ -101,9 +104,23 @@ impl TargetInfo {
     /// Only a kind.
     pub fn plain(kind: &'static str) -> TargetInfo {
         let (drive, paths, mirror, inner) = (None, None, None, Vec::new());
-        let (volume, file, tags, remote, namespace, export) = (None, None, None, None, None, None);
+        let (volume, file, tags, remote, namespace, export, connection) = (None, None, None, None, None, None, None);
         let damage = DamageView::all(Vec::new());
-        TargetInfo { kind, volume, file, drive, tags, remote, namespace, export, paths, mirror, damage, inner }
+        TargetInfo {
+            kind,
+            volume,
+            file,
+            drive,
+            tags,
+            remote,
+            namespace,
+            export,
+            connection,
+            paths,
+            mirror,
+            damage,
+            inner,
+        }
     }
 
     /// A layer.
@@ -131,6 +148,14 @@ impl TargetInfo {
             files.any(|file| file.path == open.path())
         };
         open_files().iter().filter(is_of).map(Arc::downgrade).collect()
+    }
+
+    /// The connections of this and the devices under it, but for those of paths and of replicas of mirrors: these are
+    /// opened again, and their groups report them.
+    pub fn connections(&self) -> Vec<RemoteConnection> {
+        let is_group = self.paths.is_some() || self.mirror.is_some();
+        let inner = self.inner.iter().filter(|_| !is_group).flat_map(TargetInfo::connections);
+        self.connection.iter().cloned().chain(inner).collect()
     }
 
     /// The copies of metadata that its volumes have lost, at any time.

@@ -432,6 +432,7 @@ mod tests {
                 repaired_blocks: u64::from(online),
                 stale_blocks: 0,
                 failures: 0,
+                lost_connections: Vec::new(),
                 file_errors: Vec::new(),
                 lost_metadata: Vec::new(),
                 damage: None,

@@ -23,6 +23,7 @@ mod interrupted;
 mod json_keys;
 mod known_damage;
 mod log_level;
+mod lost_connection;
 mod lost_log;
 mod mirror;
 mod mirror_damage;

@@ -25,6 +25,9 @@ use crate::label::{MAX_SETS, ReplicaRecord, ReplicaState};
 /// Opens a replica's device again after it failed.
 pub type Reopen = Box<dyn Fn() -> LocalBoxFuture<'static, Result<DynDevice, String>>>;
 
+/// Reports why a replica's device is lost, without a request; `None` while it is not known to be lost.
+pub type LossMonitor = Box<dyn Fn() -> Option<String>>;
+
 /// A device for a mirror.
 pub struct ReplicaSource {
     /// Name of the replica on the command line.
@@ -35,12 +38,14 @@ pub struct ReplicaSource {
     pub has_lost_label: bool,
     /// How to open it again.
     pub reopen: Option<Reopen>,
+    /// Whether the device that is open now is lost. The mirror then detaches it without waiting for a request to fail.
+    pub loss_monitor: Option<LossMonitor>,
 }
 
 impl ReplicaSource {
     /// A device of this name, whose label is not known to be lost.
     pub fn new(name: impl Into<String>, device: Result<DynDevice, String>, reopen: Option<Reopen>) -> ReplicaSource {
-        ReplicaSource { name: name.into(), device, has_lost_label: false, reopen }
+        ReplicaSource { name: name.into(), device, has_lost_label: false, reopen, loss_monitor: None }
     }
 }
 
@@ -88,6 +93,7 @@ pub(crate) struct Replica {
     pub resynced_bytes: Cell<u64>,
     pub last_error: RefCell<String>,
     pub reopen: RefCell<Option<Reopen>>,
+    pub loss_monitor: RefCell<Option<LossMonitor>>,
 }
 
 impl Replica {
@@ -122,6 +128,7 @@ impl Replica {
             resynced_bytes: Cell::new(0),
             last_error: RefCell::new(reason),
             reopen: RefCell::new(source.reopen),
+            loss_monitor: RefCell::new(source.loss_monitor),
         };
         replica.set_device(device);
         replica
@@ -142,6 +149,7 @@ impl Replica {
         self.name.swap(&other.name);
         self.number.swap(&other.number);
         self.reopen.swap(&other.reopen);
+        self.loss_monitor.swap(&other.loss_monitor);
         self.last_error.swap(&other.last_error);
         self.is_unlabelled.swap(&other.is_unlabelled);
         self.repaired_blocks.swap(&other.repaired_blocks);
@@ -175,6 +183,12 @@ impl Replica {
     /// True if the attached device completed a request as unreachable.
     pub fn is_unreachable(&self) -> bool {
         self.is_unreachable.get()
+    }
+
+    /// Why its attached device is lost, if it is known to be.
+    pub fn loss(&self) -> Option<String> {
+        self.device.borrow().as_ref()?;
+        self.loss_monitor.borrow().as_ref()?()
     }
 
     /// The attached device.

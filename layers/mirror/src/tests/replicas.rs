@@ -7,6 +7,7 @@ use sealblock_block::{ErrorKind, Expectations, Request};
 
 use super::*;
 use crate::MirrorError;
+use crate::MirrorState;
 use crate::ReplicaError;
 use crate::label::ReplicaState;
 use crate::label::assemble::AssembleError;
@@ -45,6 +46,44 @@ fn a_replica_that_fails_is_out_of_sync_and_gets_only_the_regions_that_it_lacks()
         assert_reads(device, extent(10, 1), 3);
     }
     verify(&mirror).unwrap();
+}
+
+#[test]
+fn a_device_that_is_lost_while_idle_is_detached_and_lacks_only_what_was_written_meanwhile() {
+    for is_written in [false, true] {
+        let (a, b, mirror) = pair(None);
+        write(&mirror, extent(0, 100), 1).unwrap();
+        run(&mirror, Request::flush()).unwrap();
+        sweep(&mirror);
+        let replica = Rc::clone(&mirror.replicas.borrow()[1]);
+        let is_lost = Rc::new(Cell::new(false));
+        let seen = Rc::clone(&is_lost);
+        *replica.loss_monitor.borrow_mut() = Some(Box::new(move || seen.get().then(|| "closed".to_owned())));
+        mirror.detach_lost(&replica);
+        assert_eq!(mirror.state(), MirrorState::Optimal, "it is there");
+        is_lost.set(true);
+        b.is_offline.set(true);
+        mirror.detach_lost(&replica);
+        mirror.detach_lost(&replica);
+        let seen = mirror.describe().replicas.remove(1);
+        assert_eq!((mirror.state(), seen.is_online, seen.failures), (MirrorState::Degraded, false, 1));
+        assert_eq!(seen.last_error, "closed");
+        if is_written {
+            write(&mirror, extent(50, 1), 2).unwrap();
+        }
+        is_lost.set(false);
+        b.is_offline.set(false);
+        b.written_blocks.set(0);
+        reattach(&mirror, &b).unwrap();
+        resync(&mirror);
+        assert_eq!(mirror.state(), MirrorState::Optimal);
+        // One region of 64 KiB is compared and what differs is copied; nothing is without a write.
+        assert_eq!(b.written_blocks.get() > 0, is_written);
+        for device in [&*a.memory, &*b.memory] {
+            assert_reads(device, extent(0, 50), 1);
+            assert_reads(device, extent(50, 1), if is_written { 2 } else { 1 });
+        }
+    }
 }
 
 #[test]

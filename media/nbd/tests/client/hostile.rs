@@ -224,6 +224,47 @@ fn patience_has_an_end() {
 }
 
 #[test]
+fn an_idle_device_shows_that_its_server_is_gone_and_reconnects_until_it_is_back() {
+    run(|| async {
+        let memory = plain(BlockSize::B4096);
+        let served = serve(&memory);
+        // Far less time than the server is away: the limits count for requests that wait.
+        let total = Duration::from_millis(200);
+        let reconnect = Reconnect { attempts: 2, total, ..options().reconnect };
+        let device = open(served.address, "disk", Options { reconnect, ..options() }).await;
+        let monitor = device.device().monitor();
+        assert_eq!(monitor.lost(), None);
+        served.server.stop();
+        served.serving.await.unwrap().unwrap();
+        while monitor.lost().is_none() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        sleep(3 * total).await;
+        let lost = monitor.lost().unwrap();
+        assert!(lost.is_reconnecting && lost.reason.contains("closed the connection"), "{lost:?}");
+        let again = serve_at(served.address, &memory);
+        while monitor.lost().is_some() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        read(&device, extent(0, 1)).await.unwrap();
+        again.server.stop();
+        again.serving.await.unwrap().unwrap();
+        // A request waits no longer than the limits say; then requests fail until the server is back.
+        read(&device, extent(0, 1)).await.unwrap_err();
+        read(&device, extent(0, 1)).await.unwrap_err();
+        assert!(monitor.lost().unwrap().is_reconnecting);
+        let third = serve_at(served.address, &memory);
+        while monitor.lost().is_some() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        read(&device, extent(0, 1)).await.unwrap();
+        third.server.stop();
+        device.device().close().await;
+        assert_eq!(monitor.lost(), None, "it was closed");
+    });
+}
+
+#[test]
 fn silence_has_an_end() {
     run(|| async {
         let fake = serve_fake(export(), |command| reads(command, 5).then_some(Reply::Silence));

@@ -201,6 +201,47 @@ fn a_target_that_stays_away_is_given_up() {
 }
 
 #[test]
+fn an_idle_device_shows_that_its_target_is_gone_and_reconnects_until_it_is_back() {
+    run(|| async {
+        let devices = [(plain(), PiVisibility::Plain)];
+        let served = serve(&devices);
+        // Far less time than the target is away: the limits count for requests that wait.
+        let total = Duration::from_millis(200);
+        let reconnect = Reconnect { attempts: 2, total, ..options().reconnect };
+        let device = open(&served, 1, Options { reconnect, ..options() }).await;
+        let monitor = device.device().monitor();
+        assert_eq!(monitor.lost(), None);
+        let address = served.address;
+        served.target.stop();
+        served.serving.await.unwrap().unwrap();
+        while monitor.lost().is_none() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        sleep(3 * total).await;
+        assert!(monitor.lost().unwrap().is_reconnecting);
+        let again = serve_at(address, &devices);
+        while monitor.lost().is_some() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        read(&device, extent(0, 1)).await.unwrap();
+        again.target.stop();
+        again.serving.await.unwrap().unwrap();
+        // A request waits no longer than the limits say; then requests fail until the target is back.
+        read(&device, extent(0, 1)).await.unwrap_err();
+        read(&device, extent(0, 1)).await.unwrap_err();
+        assert!(monitor.lost().unwrap().is_reconnecting);
+        let third = serve_at(address, &devices);
+        while monitor.lost().is_some() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        read(&device, extent(0, 1)).await.unwrap();
+        third.target.stop();
+        device.device().close().await;
+        assert_eq!(monitor.lost(), None, "it was closed");
+    });
+}
+
+#[test]
 fn a_closed_device_answers_that_it_is() {
     run(|| async {
         let served = serve(&[(plain(), PiVisibility::Plain)]);

@@ -1,0 +1,99 @@
+//! What a server shows of a device on another host whose connection is lost while nobody uses it.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::common::Place;
+use crate::common::server::Server;
+
+/// That a connection is closed is known at once; that a machine is slow is not to be taken for a loss.
+const LONG: &str = "timeout=1min&keepalive=1min";
+
+/// Waits until `status` of a server ends with this exit status, and returns what it shows of its device.
+#[track_caller]
+fn until(place: &Place, server: &Server, exit: i32) -> Value {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let answer = place.run(&format!("status {} --json", server.pid()));
+        if answer.status == exit {
+            return answer.json()["servers"][0]["devices"][0].clone();
+        }
+        assert!(Instant::now() < end, "exit status {}: {}", answer.status, String::from_utf8_lossy(&answer.stdout));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn nbd_address(server: &Server) -> String {
+    server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned()
+}
+
+/// Two volumes of one size without tags, which NBD does not carry.
+fn volumes() -> Place {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB --guard none")).succeeds();
+    }
+    place
+}
+
+/// Serves `group` of the target that is `b` on another server, has that server die and come back, and returns that target, and what is
+/// shown of the group while the server is away.
+#[track_caller]
+fn lose(place: &Place, is_nbd: bool, options: &str, group: impl Fn(&str) -> String) -> (String, Value) {
+    let far = Server::start(place, &format!("--nbd 127.0.0.1:0 {options} b"));
+    let (nvme, nbd) = (far.address().to_owned(), nbd_address(&far));
+    let b = if is_nbd { format!("nbd://{nbd}/b") } else { format!("{}?{LONG}", far.target("b")) };
+    let near = Server::start(place, &group(&b));
+    let connected = until(place, &near, 0);
+    assert_eq!((&connected["health"], &connected["lost_connections"]), (&json!("healthy"), &json!([])));
+    far.kill();
+    let lost = until(place, &near, 4);
+    assert_eq!(lost["health"], "degraded");
+    let far = Server::start_at(place, &format!("--listen {nvme} --nbd {nbd} {options} b"));
+    let again = until(place, &near, 0);
+    assert_eq!((&again["health"], &again["lost_connections"]), (&json!("healthy"), &json!([])));
+    for mirror in again["mirrors"].as_array().unwrap() {
+        let replica = &mirror["replicas"][1];
+        assert_eq!((&mirror["state"], &replica["resynced_bytes"]), (&json!("optimal"), &json!(0)), "{replica}");
+    }
+    near.stop().is_clean();
+    far.stop().is_clean();
+    (b, lost)
+}
+
+#[test]
+fn a_gateway_and_a_stripe_show_that_the_other_server_is_gone_and_that_it_is_back() {
+    for is_nbd in [false, true] {
+        for group in [|b: &str| b.to_owned(), |b: &str| format!("stripe-nolabel:a,{b}")] {
+            let (b, lost) = lose(&volumes(), is_nbd, "", group);
+            let connection = &lost["lost_connections"][0];
+            assert_eq!((&connection["target"], &connection["reconnecting"]), (&json!(b), &json!(true)));
+            let (summary, words) = (lost["summary"].as_str().unwrap(), format!("connection to {b} lost since "));
+            assert!(summary.starts_with(&words) && summary.contains(", reconnecting: "), "{summary}");
+            assert!(lost["advice"].as_str().unwrap().ends_with("automatically"), "{lost}");
+        }
+    }
+}
+
+#[test]
+fn a_mirror_shows_that_the_server_of_a_replica_is_gone_and_that_it_is_back_without_a_resync() {
+    for is_nbd in [false, true] {
+        let place = volumes();
+        if !is_nbd {
+            place.run("mirror create a b").succeeds();
+        }
+        let (b, lost) = lose(&place, is_nbd, if is_nbd { "" } else { "--as-member" }, |b| {
+            if is_nbd {
+                place.run(&format!("mirror create a {b}")).succeeds();
+            }
+            format!("mirror:a,{b}")
+        });
+        let (mirror, words) = (&lost["mirrors"][0], lost["summary"].as_str().unwrap());
+        let replica = &mirror["replicas"][1];
+        assert_eq!((&mirror["state"], &replica["online"]), (&json!("degraded"), &json!(false)));
+        assert!(words.ends_with(&format!("is degraded: {b} is offline")), "{words}");
+        assert!(replica["last_error"].as_str().unwrap().contains("connection"), "{replica}");
+        assert_eq!(lost["lost_connections"], json!([]), "the mirror shows it");
+    }
+}
