@@ -98,7 +98,7 @@ pub enum ConnectError {
         /// What.
         why: String,
     },
-    /// After a reconnect, the namespace has another identifier, size or format.
+    /// After a reconnect, the namespace has another identifier, size, format or serial number.
     #[error("the target now has another namespace: {what}")]
     Changed {
         /// What differs.

@@ -60,7 +60,7 @@ pub enum NamespaceError {
         /// What.
         why: String,
     },
-    /// The namespace has another identifier, size or format than before.
+    /// The namespace has another identifier, size, format or serial number than before.
     #[error("it is another namespace now: {what}")]
     Changed {
         /// What differs.

@@ -94,7 +94,7 @@ pub struct NamespaceIdentity {
     pub nguid: Option<[u8; 16]>,
     /// EUI64, if it has one.
     pub eui64: Option<[u8; 8]>,
-    /// SN of the controller.
+    /// SN: the serial number of the subsystem.
     pub serial: String,
     capacity_blocks: u64,
     format: NamespaceFormat,
@@ -228,8 +228,9 @@ impl NamespaceProfile {
         })
     }
 
-    /// Refuses a namespace that differs from `before`. A namespace with an identifier may have been resized: the device
-    /// keeps its capacity, and the controller refuses blocks that no longer exist.
+    /// Refuses a namespace that differs from `before`, or is in another subsystem. A copy of a volume may have the same
+    /// identifier as the volume, so the serial number counts. A namespace with an identifier may have been resized: the
+    /// device keeps its capacity, and the controller refuses blocks that no longer exist.
     ///
     /// # Errors
     /// [`NamespaceError::Changed`].
@@ -241,8 +242,8 @@ impl NamespaceProfile {
             format!("it has {} blocks and had {}", a.capacity_blocks, b.capacity_blocks)
         } else if a.format != b.format {
             format!("its format is {:?} and was {:?}", a.format, b.format)
-        } else if a.serial != b.serial && (a.uuid, a.nguid, a.eui64) == (None, None, None) {
-            "the serial number is another, and the namespace has no identifier".to_owned()
+        } else if a.serial != b.serial {
+            format!("its subsystem has the serial number {:?} and had {:?}", a.serial, b.serial)
         } else {
             return Ok(());
         };

@@ -8,8 +8,8 @@ use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{DeviceOpener, DynDevice, Error, ErrorKind as BlockFailure};
 use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
 
-use crate::error::{Cause, StackError};
-use crate::identity::{hex, uuid_text};
+use crate::error::{Cause, StackError, printable};
+use crate::identity::{device_id, namespace_text, uuid_text};
 use crate::opened::held::{Access, CloseHandle, Members, Usage, close_all, forget_lost, lost_answers, received_bytes};
 use crate::opened::info::TargetInfo;
 use crate::opened::{OpenTarget, Opener};
@@ -90,15 +90,20 @@ impl Members for Paths {
 impl Path {
     /// Opens the path, if it leads to the device that the others lead to.
     async fn open(&self) -> Result<(DynDevice, TargetInfo), StackError> {
-        let opened = (self.opener)(&self.target, self.access, self.usage).await?;
-        if let Err(why) = self.check(&opened.info) {
-            let _ = opened.close(Ok(())).await;
-            return Err(StackError::new(Cause::Unsuitable, "open", why).on(&self.target));
-        }
-        let OpenTarget { device, info, held, .. } = opened;
+        let OpenTarget { device, info, held, .. } = self.open_checked().await?;
         let live = Rc::new(Live { held, received_bytes: Rc::clone(&self.received_bytes) });
         self.open.replace(Rc::downgrade(&live));
         Ok((device.with_companion(live), info))
+    }
+
+    /// Opens the target, and closes it again if it is another device.
+    async fn open_checked(&self) -> Result<OpenTarget, StackError> {
+        let opened = (self.opener)(&self.target, self.access, self.usage).await?;
+        let Err(why) = self.check(&opened.info) else { return Ok(opened) };
+        let _ = opened.close(Ok(())).await;
+        Err(StackError::new(Cause::Unsuitable, "open", why)
+            .on(&self.target)
+            .advise("give paths to one device: copies of a volume have the same UUID, and are different devices"))
     }
 
     fn check(&self, info: &TargetInfo) -> Result<(), String> {
@@ -122,14 +127,14 @@ impl Path {
     }
 
     /// Opens the path again beside the one that may be open. A target of sealblock delays that until no request of the lost
-    /// path is in flight.
-    fn quiesce_opener(&self) -> Option<DeviceOpener> {
-        let (target, access, usage, opener) = (self.target.clone(), self.access, self.usage, self.opener);
-        is_remote(&target).then(|| {
-            DeviceOpener::new(target.to_string(), move || {
-                let target = target.clone();
+    /// path is in flight; another device knows nothing of them.
+    fn quiesce_opener(self: &Rc<Self>) -> Option<DeviceOpener> {
+        is_remote(&self.target).then(|| {
+            let path = Rc::clone(self);
+            DeviceOpener::new(self.target.to_string(), move || {
+                let path = Rc::clone(&path);
                 async move {
-                    let opened = opener(&target, access, usage).await.map_err(unreachable)?;
+                    let opened = path.open_checked().await.map_err(unreachable)?;
                     let (device, _, closer) = opened.share();
                     let _ = closer.close().await;
                     Ok(device)
@@ -235,18 +240,15 @@ fn identity(target: &TargetName, info: &TargetInfo) -> Option<String> {
 }
 
 fn leaf(info: &TargetInfo) -> Option<String> {
-    if let Some(volume) = &info.volume {
-        let volume = format!("volume {}", uuid_text(&volume.uuid));
-        // A copy of the file has the identity of the volume, and is another device. Block devices may be paths to one disk.
-        let file = info.file.as_ref().filter(|file| !file.is_block_device);
-        return Some(file.map_or(volume.clone(), |file| format!("{volume} in file {}:{}", file.device, file.inode)));
-    }
-    let remote = info.remote.as_ref()?;
-    Some(match (&remote.uuid, &remote.nguid, &remote.eui64) {
-        (Some(uuid), ..) => format!("namespace {}", uuid_text(uuid)),
-        (_, Some(nguid), _) => format!("namespace {}", hex(nguid)),
-        (.., Some(eui64)) => format!("namespace {}", hex(eui64)),
-        // Within a subsystem the number of a shared namespace is the same for all controllers.
-        (None, None, None) => format!("namespace {} of {}", remote.namespace, remote.subsystem),
+    let Some(volume) = &info.volume else { return info.remote.as_ref().map(namespace_text) };
+    let volume = format!("volume {}", uuid_text(&volume.uuid));
+    // A copy has the identity of the volume, and is another device. Block devices may be paths to one disk, which the kernel knows.
+    Some(match &info.file {
+        None => volume,
+        Some(file) if file.is_block_device => match device_id(file) {
+            Some(id) => format!("{volume} on device {}", printable(&id)),
+            None => format!("{volume} on block device {}", file.device),
+        },
+        Some(file) => format!("{volume} in file {}:{}", file.device, file.inode),
     })
 }

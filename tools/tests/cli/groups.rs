@@ -1,5 +1,8 @@
 //! Targets made of several.
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use crate::common::server::Server;
 use crate::common::{Place, noise};
 
@@ -230,5 +233,82 @@ fn paths_to_different_devices_are_refused() {
     place.run(&format!("info multipath:{mem},{null}")).fails(3, &["another device"]);
     place.run(&format!("info multipath:[offset:0..9,{mem}],[offset:10..19,{mem}]")).fails(3, &["another device"]);
     place.run("info multipath:mem:1MiB,mem:1MiB").fails(3, &["no identity to compare"]);
+    server.stop().is_clean();
+}
+
+#[test]
+fn two_servers_of_copies_of_a_volume_are_two_devices_and_two_listeners_of_one_server_are_one() {
+    let (place, data) = (Place::new(), noise(7, 4 << 20));
+    place.volume("--size 4MiB", &noise(1, 4 << 20));
+    std::fs::copy(place.path("v"), place.path("w")).unwrap();
+    place.write("later", &data);
+    let one = Server::start(&place, "v --listen 127.0.0.1:0");
+    let other = Server::start(&place, "w");
+    let (v, w) = (one.target("v"), other.target("w"));
+    let port = |at: usize| one.ready["listeners"][at].as_str().unwrap().to_owned();
+    for paths in [format!("{v},{w}"), format!("{w},{v}")] {
+        for command in [format!("copy later multipath:{paths}"), format!("verify multipath:{paths}")] {
+            let refused = place.run(&command);
+            refused.fails(
+                3,
+                &["another device than the other paths: namespace ", "copies of a volume have the same UUID"],
+            );
+            for name in ["nqn.2026-11.io.sealblock:v, serial number", "nqn.2026-11.io.sealblock:w, serial number"] {
+                assert!(refused.stderr.contains(name), "{}", refused.stderr);
+            }
+        }
+    }
+    for copy in [&v, &w] {
+        place.run(&format!("compare {copy} data")).succeeds();
+    }
+    assert_ne!(port(0), port(1));
+    let both = format!("multipath:{v},{}", v.replace(&port(0), &port(1)));
+    place.run(&format!("copy later {both}")).succeeds();
+    assert!(place.blocks(&both, 0, 1023) == data);
+    one.stop().is_clean();
+    other.stop().is_clean();
+}
+
+#[test]
+fn a_path_that_comes_back_as_a_copy_is_not_used_before_it_leads_to_the_volume_again() {
+    let place = Place::new();
+    place.volume("--size 4MiB", &noise(1, 4 << 20));
+    std::fs::copy(place.path("v"), place.path("w")).unwrap();
+    let far = Server::start(&place, "v");
+    let (address, v) = (far.address().to_owned(), format!("{}?timeout=3s&keepalive=3s", far.target("v")));
+    let front = Server::start(&place, &format!("multipath:{v},{v}"));
+    let target = front.target("multipath");
+    let until = |what: &str| {
+        let start = Instant::now();
+        while !place.run(&format!("status {} --json", front.pid())).text().contains(what) {
+            assert!(start.elapsed() < Duration::from_secs(60), "{what} did not come");
+            sleep(Duration::from_millis(50));
+        }
+    };
+    far.kill();
+    let (listener, subsystem) = (format!("[[listeners]]\naddress = \"{address}\"\n"), "[[subsystems]]\nname = \"v\"\n");
+    let config = format!("{listener}{subsystem}serial = \"OTHER\"\n[[subsystems.namespaces]]\ntarget = \"w\"\n");
+    place.write("copy.toml", config.as_bytes());
+    let copy = Server::start_at(&place, "--config copy.toml");
+    until("another device than the other paths");
+    until("serial number \\\"OTHER\\\"");
+    copy.stop().is_clean();
+    let far = Server::start_at(&place, &format!("v --listen {address}"));
+    until("\"health\":\"healthy\"");
+    place.write("later", &noise(2, 4 << 20));
+    place.run(&format!("copy later {target}")).succeeds();
+    front.stop();
+    far.stop().is_clean();
+    place.run("compare v later").succeeds();
+    place.run("compare w data").succeeds();
+}
+
+#[test]
+fn exports_over_nbd_are_no_paths_to_one_device() {
+    let place = Place::new();
+    place.run("create v --size 4MiB").succeeds();
+    let server = Server::start(&place, "v --nbd 127.0.0.1:0");
+    let v = format!("nbd://{}/v", server.ready["nbd"]["listeners"][0].as_str().unwrap());
+    place.run(&format!("info multipath:{v},{v}")).fails(3, &["no identity to compare"]);
     server.stop().is_clean();
 }

@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::common::devices::Loop;
 use crate::common::server::Server;
 use crate::common::{Place, noise};
 use serde_json::Value;
@@ -139,6 +140,11 @@ fn paths_to_two_copies_of_a_volume_are_not_one_device() {
     }
     std::fs::hard_link(place.path("v"), place.path("same")).unwrap();
     place.run("verify multipath:v,same").succeeds();
+    // The same of block devices.
+    let over = |file: &str| Loop::new(&place.path(file), &["--sector-size", "4096"]);
+    let (Some(v), Some(same), Some(w)) = (over("v"), over("v"), over("w")) else { return };
+    place.run(&format!("verify multipath:{},{}", v.0, w.0)).fails(3, &["another device than the other paths"]);
+    place.run(&format!("verify multipath:{},{}", v.0, same.0)).succeeds();
 }
 
 #[test]

@@ -187,6 +187,24 @@ fn another_namespace_at_the_same_place_is_not_used() {
 }
 
 #[test]
+fn a_namespace_with_the_same_identifier_in_another_subsystem_is_not_used() {
+    run(|| async {
+        let memory = plain();
+        let served = serve(&[(Rc::clone(&memory), PiVisibility::Plain)]);
+        let device = open(&served, 1, options()).await;
+        write(&device, extent(0, 1), 1).await.unwrap();
+        served.target.stop();
+        served.serving.await.unwrap().unwrap();
+        let copy = [(plain(), PiVisibility::Plain)];
+        let other = serve_with_serial(served.address, &copy, "SN2");
+        let error = write(&device, extent(0, 1), 2).await.unwrap_err();
+        let says = |reason: &str| reason.contains(r#"has the serial number "SN2" and had "SN1""#);
+        assert!(matches!(error.kind(), ErrorKind::Unreachable { reason } if says(reason)), "{error}");
+        other.target.stop();
+    });
+}
+
+#[test]
 fn a_target_that_stays_away_is_given_up() {
     run(|| async {
         let served = serve(&[(plain(), PiVisibility::Plain)]);

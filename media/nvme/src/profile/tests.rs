@@ -2,6 +2,7 @@ use super::*;
 use sealblock_integrity::{ChecksumKind, ProtectionType};
 use sealblock_protocols_nvme::identify::{Controller, IndependentNamespace, Namespace, NvmController, NvmNamespace};
 use sealblock_protocols_nvme::identify::{Dps, Flbas};
+use sealblock_protocols_nvme::wire::Ascii;
 use sealblock_protocols_nvme::{Count8, registers};
 
 const OVER_TCP: ProfileOptions =
@@ -202,11 +203,16 @@ fn pages_that_lie_are_refused_with_a_reason() {
 fn a_namespace_is_the_same_only_if_all_of_it_is() {
     let before = profile(|_| ()).unwrap();
     assert!(profile(|pages| pages.controller.cntlid = 77).unwrap().check_unchanged(&before).is_ok());
-    let others: [fn(&mut IdentifyPages); 2] =
-        [|pages| pages.ids = vec![NamespaceId::Uuid([4; 16])], |pages| pages.namespace.lbaf[0].lbads = 9];
+    let others: [fn(&mut IdentifyPages); 3] = [
+        |pages| pages.ids = vec![NamespaceId::Uuid([4; 16])],
+        |pages| pages.namespace.lbaf[0].lbads = 9,
+        |pages| pages.controller.sn = Ascii::new("another"),
+    ];
     for other in others {
         assert!(matches!(profile(other).unwrap().check_unchanged(&before), Err(NamespaceError::Changed { .. })));
     }
+    let copy = profile(others[2]).unwrap().check_unchanged(&before).unwrap_err().to_string();
+    assert!(copy.contains(r#"has the serial number "another" and had """#), "{copy}");
 }
 
 #[test]

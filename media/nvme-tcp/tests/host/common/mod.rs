@@ -46,7 +46,12 @@ pub fn serve(devices: &[(Rc<MemoryDevice>, PiVisibility)]) -> Served {
 }
 
 pub fn serve_at(address: SocketAddr, devices: &[(Rc<MemoryDevice>, PiVisibility)]) -> Served {
-    let mut subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1");
+    serve_with_serial(address, devices, "SN1")
+}
+
+/// Serves them in a subsystem with this serial number.
+pub fn serve_with_serial(address: SocketAddr, devices: &[(Rc<MemoryDevice>, PiVisibility)], serial: &str) -> Served {
+    let mut subsystem = Subsystem::new(SUBNQN.parse().unwrap(), serial);
     for (i, (device, shows)) in devices.iter().enumerate() {
         let gate = DynDevice::new("mem", Rc::clone(device));
         let namespace = Namespace::new(SharedDevice::publish(gate), [i as u8 + 1; 16]).with_visibility(*shows).unwrap();
