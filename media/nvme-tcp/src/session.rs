@@ -300,8 +300,10 @@ impl Session {
         Ok(())
     }
 
-    /// Shuts the controller down and waits for CSTS.SHST.
+    /// Shuts the controller down and waits for CSTS.SHST. The caller limits the time, and ends the session afterwards.
     pub(crate) async fn shut_down(&self) -> Result<(), ConnectError> {
+        // A target may end the I/O queues of a controller that is shut down; that is no loss to reconnect after.
+        self.tasks.take().iter().for_each(JoinHandle::abort);
         let admin = &self.controller.admin;
         let before = property(admin, Property::Configuration).await? as u32;
         configure(admin, Configuration { shutdown: ShutdownNotification::Normal, ..Configuration::from_bits(before) })
