@@ -102,6 +102,16 @@ impl<C> Ends<C> {
     }
 }
 
+/// Waits for something that ends on other cores: calls `has_ended` at once, and then with growing pauses, until it
+/// returns true.
+pub async fn poll_until(mut has_ended: impl FnMut() -> bool) {
+    let mut pause = POLL_INTERVAL;
+    while !has_ended() {
+        sleep(pause).await;
+        pause = (pause * 2).min(MAX_POLL_INTERVAL);
+    }
+}
+
 impl<C> WatchedEnd<C> {
     /// Waits until every other connection that may belong to the same client, and whose end has arrived, can execute
     /// nothing more. Costs one system call if nothing has ended, and none if only one client is connected.
@@ -113,18 +123,14 @@ impl<C> WatchedEnd<C> {
             return;
         }
         let begun = now();
-        let mut pause = POLL_INTERVAL;
-        loop {
+        poll_until(|| {
             let others = self.ended_before(&may_be_same);
-            if others.is_empty() {
-                return;
-            }
             if now().saturating_duration_since(begun) >= PATIENCE {
                 others.iter().for_each(|signal| signal.send(Signals::ABORT));
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(MAX_POLL_INTERVAL);
-        }
+            others.is_empty()
+        })
+        .await;
     }
 
     /// The signals of the client's other connections whose ends have arrived.

@@ -26,7 +26,7 @@ pub use changes::SentChange;
 pub use connection::{
     ClientCore, ClientEvent, Connection, ConnectionLost, RequestError, RequestFuture, SubmitError, end_late_requests,
 };
-pub use ends::{Ends, WatchedEnd};
+pub use ends::{Ends, WatchedEnd, poll_until};
 pub use lineage::Lineage;
 pub use monitor::{ConnectionMonitor, LostConnection};
 pub use reconnecting::{Attempt, AttemptError, Endpoint, ReconnectLimits, Reconnecting, Sending, watch_end};

@@ -6,14 +6,10 @@ use std::time::{Duration, Instant};
 
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nbd as core;
-use sealblock_runtime_reactor::{Budget, now, sleep};
-use sealblock_transport::{ControlSignal, Ends, Registration, Serving, Signals, work_budget};
+use sealblock_runtime_reactor::{Budget, now};
+use sealblock_transport::{ControlSignal, Ends, Registration, Serving, Signals, poll_until, work_budget};
 
 use crate::export::{Export, Limits, SetupError};
-
-/// The first and the longest pause between two checks whether older sessions are fenced.
-const FENCE_POLL_INTERVAL: Duration = Duration::from_millis(1);
-const MAX_FENCE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The exports.
 #[derive(Default)]
@@ -189,16 +185,12 @@ impl ServerState {
 impl ChosenExport {
     /// Ends the client's sessions that are older than this one, and waits until they are fenced.
     pub(crate) async fn end_older_sessions(&self) {
-        let mut pause = FENCE_POLL_INTERVAL;
-        loop {
+        poll_until(|| {
             let older = self.older_sessions();
-            if older.is_empty() {
-                return;
-            }
             older.iter().for_each(|signal| signal.send(Signals::ABORT));
-            sleep(pause).await;
-            pause = (pause * 2).min(MAX_FENCE_POLL_INTERVAL);
-        }
+            older.is_empty()
+        })
+        .await;
     }
 
     fn older_sessions(&self) -> Vec<Arc<ControlSignal>> {

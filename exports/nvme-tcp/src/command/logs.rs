@@ -1,11 +1,11 @@
 //! Get Log Page, and the content of the log pages.
 
-use sealblock_integrity::ChecksumKind;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use sealblock_block::{Ability, RequestKind};
+use sealblock_integrity::ChecksumKind;
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog};
 use sealblock_protocols_nvme::logs::{

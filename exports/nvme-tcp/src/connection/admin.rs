@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use sealblock_protocols_nvme::admin::{Abort, AdminCommand, Identify};
 use sealblock_protocols_nvme::fabrics::{
@@ -13,7 +12,7 @@ use sealblock_protocols_nvme::features::FeatureId;
 use sealblock_protocols_nvme::logs::LogPage;
 use sealblock_protocols_nvme::{AdminOpcode, Command, FABRICS_OPCODE, FabricsType, StatusCode};
 use sealblock_protocols_nvme_tcp::target::Token;
-use sealblock_runtime_reactor::sleep;
+use sealblock_transport::poll_until;
 
 use crate::command::queue_context::{NamespaceHandle, QueueContext};
 use crate::command::reply::{Reply, cut};
@@ -22,10 +21,6 @@ use crate::connection::task::{Connection, ReplyBytes, Role, host_name};
 use crate::model::command_error::CommandError;
 use crate::model::controller::Controller;
 use crate::model::handover::Successor;
-
-/// The first and the longest pause between two checks whether a controller that was ended still has commands in flight.
-const END_POLL_INTERVAL: Duration = Duration::from_millis(1);
-const MAX_END_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Executes a Fabrics or admin command, or starts one that does not complete at once.
 pub(crate) fn execute(connection: &Rc<Connection>, token: Token, command: &Command, data: &[u8], reply: ReplyBytes) {
@@ -201,11 +196,7 @@ async fn end_controller(controller: &Arc<Controller>, is_gone: &dyn Fn() -> bool
         "controller ended by its host"
     );
     controller.end_for_host();
-    let mut pause = END_POLL_INTERVAL;
-    while controller.has_queue_refs() && !is_gone() {
-        sleep(pause).await;
-        pause = (pause * 2).min(MAX_END_POLL_INTERVAL);
-    }
+    poll_until(|| !controller.has_queue_refs() || is_gone()).await;
 }
 
 /// Executes Abort; bit 0 of the result is 0 if a command was aborted. I/O queues may be on other cores, and by the time

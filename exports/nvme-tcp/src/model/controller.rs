@@ -21,8 +21,8 @@ use sealblock_protocols_nvme::logs::{ErrorEntry, ErrorLog, LogPage};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_protocols_nvme::registers::{Configuration, ControllerStatus, ShutdownNotification, ShutdownStatus};
 use sealblock_protocols_nvme::{Command, Invalid, Status, StatusCode};
-use sealblock_runtime_reactor::{now, sleep, spawn};
-use sealblock_transport::{ControlSignal, Signals};
+use sealblock_runtime_reactor::{now, spawn};
+use sealblock_transport::{ControlSignal, Signals, poll_until};
 use sealblock_units::Lba;
 
 use crate::model::async_events::AsyncEvents;
@@ -43,9 +43,6 @@ const INITIAL_QUEUES: u32 = 1;
 const BEHAVIOR_BYTES: usize = 512;
 /// CC.CSS value 110b, which CAP.CSS bit 6 permits: all supported I/O command sets. There is only one.
 const ALL_COMMAND_SETS: u8 = 6;
-/// The first and the longest pause between two checks whether the I/O queues have ended before a shutdown completes.
-const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
-const MAX_DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Rounds a keep alive timeout up to the granularity (Base, "Keep Alive Timer feature").
 pub(crate) fn round_keep_alive(ms: u32) -> u32 {
@@ -328,13 +325,15 @@ impl Controller {
     /// Waits until nothing that the I/O queues have in flight can be executed after newer commands of other hosts; ends
     /// early if the host gives the shutdown up. Their connections end, as with a reset.
     async fn drain_io_queues(&self) {
-        let mut pause = DRAIN_POLL_INTERVAL;
-        while self.has_io_queues() && self.status().shutdown == ShutdownStatus::InProgress {
-            // Again each time, in case a queue was being connected.
-            self.signal_io_queues(Signals::DRAIN);
-            sleep(pause).await;
-            pause = (pause * 2).min(MAX_DRAIN_POLL_INTERVAL);
-        }
+        poll_until(|| {
+            let is_waited_for = self.has_io_queues() && self.status().shutdown == ShutdownStatus::InProgress;
+            if is_waited_for {
+                // Again each time, in case a queue was being connected.
+                self.signal_io_queues(Signals::DRAIN);
+            }
+            !is_waited_for
+        })
+        .await;
     }
 
     /// Completes what is in flight, flushes all namespaces, and then reports the shutdown as complete. If the host
@@ -366,7 +365,7 @@ impl Controller {
     /// Adds an I/O queue; false if its identifier is in use, or the controller accepts no queues. On success the caller
     /// must make the [`QueueContext`](crate::command::queue_context::QueueContext) that releases the reference.
     pub(crate) fn add_io_queue(&self, queue: u16, signal: &Arc<ControlSignal>) -> bool {
-        if self.status().shutdown != ShutdownStatus::Normal {
+        if self.is_shut_down() {
             return false;
         }
         let mut queues = self.io_queues.lock();

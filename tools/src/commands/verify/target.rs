@@ -89,7 +89,8 @@ async fn look_again(order: VerifyRequest<'_>, (report, repairs, session): Verifi
     let look = async {
         let opened = open_for(order.target, Access::ReadOlder, Usage::Unchanged).await?;
         read_reserved(&opened).await;
-        let still = [opened.info.lost_metadata().superblocks(), opened.info.lost_metadata().copies()].concat();
+        let lost = opened.info.lost_metadata();
+        let still = [lost.superblocks(), lost.copies()].concat();
         opened.close(Ok(still)).await
     };
     let still = match look.await {
