@@ -28,16 +28,16 @@ enum Holder {
 
 /// The failure of opening a file that is in use.
 pub fn in_use(doing: &str, path: &Path) -> StackError {
-    of_holder(path, |why| StackError::new(Cause::Refused, doing, why).on(path.display()))
+    of_holder(doing, path, |why| StackError::new(Cause::Refused, doing, why).on(path.display()))
 }
 
 /// The failure of opening what shares bytes with a file or device that is in use, where one of the two writes.
 pub fn in_use_below(doing: &str, path: &Path, below: &Path) -> StackError {
     let shared = format!("it shares its data with {}, which is", below.display());
-    of_holder(below, |why| StackError::new(Cause::Refused, doing, format!("{shared} {why}")).on(path.display()))
+    of_holder(doing, below, |why| StackError::new(Cause::Refused, doing, format!("{shared} {why}")).on(path.display()))
 }
 
-fn of_holder(path: &Path, failure: impl Fn(String) -> StackError) -> StackError {
+fn of_holder(doing: &str, path: &Path, failure: impl Fn(String) -> StackError) -> StackError {
     match holder_of(path) {
         Holder::Own if program().is_server => {
             failure("in use by this server already".to_owned()).advise("use another file or device")
@@ -48,7 +48,11 @@ fn of_holder(path: &Path, failure: impl Fn(String) -> StackError) -> StackError 
             let more = if pids.len() > MAX_NAMED { " and others" } else { "" };
             let why = format!("in use by another process, {}{more}", named.join(" and "));
             match pids.iter().find_map(|pid| (program().server_of)(*pid, path)) {
-                Some((serves, advice)) => failure(format!("{why}, {serves}")).advise(advice),
+                Some((serves, advice)) => {
+                    // What replaces the file, or reads its records, cannot use what the server exports.
+                    let alone = || "use another path, or stop the server first".to_owned();
+                    failure(format!("{why}, {serves}")).advise(if doing == "open" { advice } else { alone() })
+                }
                 None => failure(why).advise("try again when the other process has closed it"),
             }
         }

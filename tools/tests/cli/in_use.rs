@@ -24,6 +24,13 @@ fn a_server_is_named_with_its_uri_and_what_to_type_instead() {
         );
         place.run(&format!("verify {uri}")).succeeds().says(&["256 blocks"]);
     }
+    // Making the file anew, and reading its records, are no use of what is exported.
+    for command in ["create v --size 1MiB --force", "rescue v saved.img"] {
+        let holder = format!("'v': in use by another process, {pid} (sealblock), which serves v as {uri}");
+        let refused = place.run(command);
+        refused.fails(3, &[&holder, "try: use another path, or stop the server first"]);
+        assert!(!refused.stderr.contains("in its place"), "{}", refused.stderr);
+    }
     // A second server says it, too, on its one line of JSON.
     let refused = place.run("serve v --listen 127.0.0.1:0 --json").ends_with(3).stderr.clone();
     let line: Value = serde_json::from_str(&refused).unwrap();
