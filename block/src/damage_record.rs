@@ -20,7 +20,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sealblock_units::Extent;
 
-use crate::{BadBlock, BadBlockCause, Error, ErrorKind, Extents, Outcome, Request, RequestKind, Response};
+use crate::{BadBlock, BadBlockCause, Error, ErrorKind, Extents, Operation, Outcome, Request, RequestKind, Response};
 
 /// The maximum number of runs that a record lists.
 pub const MAX_DAMAGE_RUNS: usize = 65_536;
@@ -36,7 +36,7 @@ pub struct DamageRun {
     pub bad_blocks: u64,
     /// What is wrong with them; for a coarse run, with the first one.
     pub cause: BadBlockCause,
-    /// True if a host made them unreadable.
+    /// True if a host made them unreadable, so that no data were lost.
     pub is_made: bool,
     /// The value that the check computed or requires, and the stored one, if they are known, for a single block.
     pub values: Option<(u64, u64)>,
@@ -250,6 +250,8 @@ pub struct WatchedRequest {
     discarded: Option<Extents>,
     /// True if its success means that the blocks are good on all media of the device.
     is_full_check: bool,
+    /// True if it makes blocks unreadable because their data are lost.
+    marks_loss: bool,
 }
 
 impl WatchedRequest {
@@ -264,7 +266,8 @@ impl WatchedRequest {
             _ => false,
         };
         let discarded = (kind == RequestKind::Discard).then(|| request.extents.clone());
-        WatchedRequest { kind, extent: request.extent(), discarded, is_full_check }
+        let marks_loss = matches!(request.operation, Operation::WriteUncorrectable { marks_loss: true });
+        WatchedRequest { kind, extent: request.extent(), discarded, is_full_check, marks_loss }
     }
 }
 
@@ -297,7 +300,8 @@ impl DamageRecord {
             Ok(_) if request.kind == RequestKind::WriteUncorrectable => {
                 if let Some(extent) = request.extent {
                     let (first, last) = (extent.start().get(), extent.last().get());
-                    let run = DamageRun { is_made: true, ..DamageRun::exact(first, last, BadBlockCause::Media) };
+                    let is_made = !request.marks_loss;
+                    let run = DamageRun { is_made, ..DamageRun::exact(first, last, BadBlockCause::Media) };
                     self.change(|list| list.set(run));
                 }
             }

@@ -67,7 +67,10 @@ pub enum Operation {
     },
     /// Make blocks unreadable: until they are written, zeroed or discarded, they fail as
     /// [`crate::BadBlockCause::Media`].
-    WriteUncorrectable,
+    WriteUncorrectable {
+        /// True if their data are lost, so that they count as damage of the device; false if a host wants them unreadable.
+        marks_loss: bool,
+    },
     /// Read and check blocks where they are stored, as Read does, without returning data.
     Verify(Expectations),
     /// Verify, and return a checksum of this kind of the data, so that data can be compared without moving them.
@@ -302,9 +305,14 @@ impl Request {
         Request { durability, ..Request::on(Operation::Copy { source, expectations }, destination) }
     }
 
-    /// See [`Operation::WriteUncorrectable`].
+    /// See [`Operation::WriteUncorrectable { .. }`].
     pub fn write_uncorrectable(extent: Extent, durability: Durability) -> Request {
-        Request { durability, ..Request::on(Operation::WriteUncorrectable, extent) }
+        Request { durability, ..Request::on(Operation::WriteUncorrectable { marks_loss: false }, extent) }
+    }
+
+    /// Makes blocks unreadable whose data are lost, as a resync or a copy does with those that its source has lost.
+    pub fn mark_lost(extent: Extent) -> Request {
+        Request::on(Operation::WriteUncorrectable { marks_loss: true }, extent)
     }
 
     /// See [`Operation::Verify`].
@@ -362,7 +370,7 @@ impl Request {
             Operation::Verify(_) => RequestKind::Verify,
             Operation::Compare(_) => RequestKind::Compare,
             Operation::CompareAndWrite(_) => RequestKind::CompareAndWrite,
-            Operation::WriteUncorrectable => RequestKind::WriteUncorrectable,
+            Operation::WriteUncorrectable { .. } => RequestKind::WriteUncorrectable,
             Operation::Checksum(..) => RequestKind::Checksum,
             Operation::Repair => RequestKind::Repair,
             Operation::BlockStatus => RequestKind::BlockStatus,

@@ -7,6 +7,7 @@ pub(crate) mod info;
 pub(crate) mod lost_metadata;
 pub(crate) mod out_of_sync;
 pub(crate) mod recorded;
+pub(crate) mod same_remote;
 pub(crate) mod target_identity;
 
 use std::rc::Rc;

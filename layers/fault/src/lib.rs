@@ -284,7 +284,7 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
         self.abort(&request)?;
         match request.operation {
             Operation::Read(expectations) => self.read(request.extents.one(), expectations).await,
-            Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable => {
+            Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable { .. } => {
                 self.change(request).await
             }
             Operation::Flush => self.flush().await,

@@ -99,7 +99,7 @@ impl<C: Clock> Device for Mirror<C> {
         match request.operation {
             Operation::Read(expectations) => self.read(extents.one(), &expectations).await.map(Response::Data),
             Operation::Flush => self.flush().await.map(|()| Response::Done),
-            Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable => {
+            Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable { .. } => {
                 self.change(extents.one(), request).await
             }
             Operation::Discard => self.discard(extents).await,

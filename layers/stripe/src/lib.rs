@@ -372,7 +372,7 @@ impl<D: Device> Device for StripeLayer<D> {
             | Operation::BlockStatus
             | Operation::Compare(_)
             | Operation::WriteZeroes { .. }
-            | Operation::WriteUncorrectable => {
+            | Operation::WriteUncorrectable { .. } => {
                 let extent = request.extents.one();
                 match (self.merger.stripe_map.only_run(extent), &request.operation) {
                     (Some(run), _) => self.one_run(request, run).await,

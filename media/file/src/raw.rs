@@ -177,7 +177,7 @@ impl<M: Medium> Device for RawDevice<M> {
             | Operation::Copy { .. }
             | Operation::Compare(_)
             | Operation::CompareAndWrite(_)
-            | Operation::WriteUncorrectable
+            | Operation::WriteUncorrectable { .. }
             | Operation::Checksum(..)
             | Operation::Repair
             | Operation::Salvage

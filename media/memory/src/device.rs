@@ -414,7 +414,7 @@ impl MemoryDevice {
             Operation::WriteZeroes { may_unmap: true } => self.unmap(extents.one()),
             Operation::WriteZeroes { may_unmap: false } => self.write_zeroes(extents.one()),
             Operation::Discard => extents.iter().for_each(|extent| self.unmap(*extent)),
-            Operation::WriteUncorrectable => self.write_uncorrectable(extents.one()),
+            Operation::WriteUncorrectable { .. } => self.write_uncorrectable(extents.one()),
             Operation::Flush => {}
         }
         Ok(Response::Done)

@@ -102,7 +102,7 @@ impl Device for NbdDevice {
             | Operation::CompareAndWrite(_)
             | Operation::ReadReserved(_)
             | Operation::WriteReserved(..)
-            | Operation::WriteUncorrectable => Err(ErrorKind::Absent(kind).into()),
+            | Operation::WriteUncorrectable { .. } => Err(ErrorKind::Absent(kind).into()),
         }
     }
 }

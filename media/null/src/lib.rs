@@ -71,7 +71,7 @@ impl NullDevice {
             | Operation::Flush
             | Operation::Discard
             | Operation::WriteZeroes { .. } => Ok(Response::Done),
-            Operation::WriteUncorrectable
+            Operation::WriteUncorrectable { .. }
             | Operation::Copy { .. }
             | Operation::CompareAndWrite(_)
             | Operation::Checksum(..)

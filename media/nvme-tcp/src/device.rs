@@ -190,9 +190,10 @@ impl NvmeTcpDevice {
                 Operation::ReadReserved(area) => io.read_reserved(area).await,
                 Operation::WriteReserved(area, bytes) => io.write_reserved(area, &bytes).await,
                 Operation::Read(_) | Operation::Write(_) => unreachable!("executed where they come in"),
-                Operation::Salvage | Operation::WriteUncorrectable | Operation::Repair | Operation::BlockStatus => {
-                    Err(ErrorKind::Absent(kind).into())
-                }
+                Operation::Salvage
+                | Operation::WriteUncorrectable { .. }
+                | Operation::Repair
+                | Operation::BlockStatus => Err(ErrorKind::Absent(kind).into()),
             }
         })
     }

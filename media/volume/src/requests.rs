@@ -54,7 +54,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             Operation::WriteZeroes { may_unmap } => {
                 Box::pin(self.write_zeroes(extents.one(), may_unmap, durability)).await
             }
-            Operation::WriteUncorrectable => Box::pin(self.write_uncorrectable(extents.one(), durability)).await,
+            Operation::WriteUncorrectable { .. } => Box::pin(self.write_uncorrectable(extents.one(), durability)).await,
             Operation::Checksum(kind, expectations) => {
                 Box::pin(self.checksum(extents.one(), kind, &expectations)).await
             }

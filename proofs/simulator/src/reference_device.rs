@@ -208,7 +208,7 @@ impl Device for ReferenceDevice {
             | Operation::Copy { .. }
             | Operation::Compare(_)
             | Operation::CompareAndWrite(_)
-            | Operation::WriteUncorrectable
+            | Operation::WriteUncorrectable { .. }
             | Operation::Checksum(..)
             | Operation::Repair
             | Operation::Salvage

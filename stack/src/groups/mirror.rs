@@ -16,6 +16,7 @@ use crate::failures::device_error;
 use crate::identity::new_uuid;
 use crate::opened::held::{Access, CloseHandle, Usage};
 use crate::opened::info::TargetInfo;
+use crate::opened::same_remote::refuse_shared;
 use crate::opened::target_identity::opening_order;
 use crate::opened::{OpenTarget, Opener};
 use crate::program::{ReactorClock, note};
@@ -90,6 +91,7 @@ async fn put_together(
         };
         sources.push(ReplicaSource { has_lost_label, ..replica.source(device) });
     }
+    refuse_shared_replicas("open", target, here.iter().map(|(replica, _)| *replica), &info)?;
     let accepts_lost_label = access == Access::WriteWithoutLabel;
     let options = OpenOptions { is_read_only: !access.writes(), accepts_lost_label, random: new_uuid()? };
     let answered = answered_on(replicas);
@@ -166,6 +168,7 @@ async fn create_of(
         info.push(of);
         sources.push(replicas[number].source(Ok(stack)));
     }
+    refuse_shared_replicas("create", target, replicas, &info)?;
     let MirrorOptions { name, from, force } = *options;
     let options = CreateOptions { random: new_uuid()?, name, from, force };
     let opened = sealblock_layers_mirror::create(sources, ReactorClock, options).await;
@@ -175,6 +178,18 @@ async fn create_of(
         said.map_err(|error| device_error("record lost writes", &error).on(target))?;
     }
     Ok(held(target, replicas, info, opened, opener))
+}
+
+/// See [`refuse_shared`].
+fn refuse_shared_replicas<'a>(
+    doing: &str,
+    target: &TargetName,
+    replicas: impl IntoIterator<Item = &'a Rc<OpenReplica>>,
+    info: &[TargetInfo],
+) -> Result<(), StackError> {
+    let members = replicas.into_iter().zip(info);
+    let members: Vec<_> = members.map(|(replica, info)| (replica.name.clone(), &replica.target, info)).collect();
+    refuse_shared(doing, target, &members)
 }
 
 /// An open mirror with its worker spawned.

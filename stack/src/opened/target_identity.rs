@@ -148,7 +148,7 @@ impl TargetIdentity {
     }
 
     /// The name of the first device here that is, or has bytes of, one of `other`.
-    pub(crate) fn shared_with(&self, other: &TargetIdentity) -> Option<String> {
+    pub fn shared_with(&self, other: &TargetIdentity) -> Option<String> {
         let others = other.devices();
         let shares = |device: &&TargetIdentity| {
             others.iter().any(|other| {

@@ -26,6 +26,7 @@ use crate::report::print_json;
 use crate::tally::Tally;
 
 pub(super) use job::{CopyJob, Moved};
+use sink::check_open_apart;
 pub(super) use sink::{Losing, Sink, check_apart, check_output, overwriting};
 pub(super) use source::{Reading, Source};
 
@@ -61,7 +62,10 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
         let overwriting = overwriting(arguments.force, &source, &arguments.to).await;
         let sink = Sink::open(&arguments.to, overwriting, arguments.members.usage()).await?;
         let room = sink.room_bytes();
-        let copied = copy(arguments, &source, &sink).await;
+        let copied = match check_open_apart((&arguments.from, &source), (&arguments.to, &sink)) {
+            Ok(()) => copy(arguments, &source, &sink).await,
+            Err(refused) => Err(refused),
+        };
         // Pages of an earlier time are found while they are read.
         source.note_older();
         let lacks = copied.is_ok() && sink.note_lacking();

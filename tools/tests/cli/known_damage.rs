@@ -320,3 +320,30 @@ fn a_repair_says_of_a_lost_copy_of_metadata_what_became_of_it() {
     assert!(again.stderr.is_empty(), "what was said is so: {}", again.stderr);
     place.run("verify mirror:a,b").succeeds();
 }
+
+#[test]
+fn a_block_that_was_lost_before_it_could_be_copied_is_bad_on_the_copy_as_well() {
+    let place = damaged(&[7]);
+    place.run("create w --size 16MiB").succeeds();
+    place.run("mirror create v w").ends_with(1);
+    let status = String::from_utf8(place.run("mirror status mirror:v,w").ends_with(1).stdout.clone()).unwrap();
+    assert_eq!(status.matches("1 block is bad (7)").count(), 2, "{status}");
+    // A server that loses the replica with the remains still knows what is lost.
+    let server = Server::start(&place, "mirror:v,w");
+    place.run("status mirror:v,w").ends_with(1).says(&["1 block is bad (7)"]);
+    place.run("mirror remove mirror:v,w v").says(&["replica         w: in sync; 1 block is bad (7)"]);
+    place.run(&format!("status {}", server.address())).ends_with(1).says(&["damaged", "1 block is bad (7)"]);
+    server.stop().is_clean();
+    for told in ["info w", "scrub status w"] {
+        place.run(told).ends_with(1).says(&["1 block is bad (7)"]);
+    }
+    place.run("verify w").ends_with(1).says(&["block 7: medium: cannot be read"]);
+    // So is one that a copy or a rescue had to leave out, until it is written.
+    for (made, command) in [("x", "copy v x --salvage"), ("y", "rescue v y")] {
+        place.run(&format!("create {made} --size 16MiB")).succeeds();
+        place.run(command).ends_with(1);
+        place.run(&format!("info {made}")).ends_with(1).says(&["1 block is bad (7)"]);
+        place.run(&format!("zero {made} --range 7..7")).succeeds();
+        place.run(&format!("info {made}")).succeeds();
+    }
+}

@@ -300,3 +300,43 @@ fn no_output_of_a_command_overwrites_its_target() {
     assert_eq!(in_shell(&place, "copy v /dev/stdout > data").0, Some(0));
     assert_eq!(place.len("data"), 1 << 20);
 }
+
+#[test]
+fn a_remote_namespace_is_one_device_by_every_name_of_its_server() {
+    let place = Place::new();
+    for volume in ["a", "b"] {
+        place.run(&format!("create {volume} --size 1MiB")).succeeds();
+    }
+    place.write("data", &noise(3, 1 << 20));
+    let server = Server::start(&place, "a b --protection shown --nbd 127.0.0.1:0");
+    let (a, b) = (server.target("a"), server.target("b"));
+    let other = a.replace("127.0.0.1", "localhost");
+    for group in ["mirror", "stripe", "stripe-nolabel"] {
+        for command in ["copy data", "verify"] {
+            let refused = place.run(&format!("{command} {group}:{a},{other}"));
+            refused.fails(3, &[&format!("{a} and {other} are the same device: namespace ")]);
+        }
+    }
+    let same = format!("{a} and {other} are the same device: namespace ");
+    place.run(&format!("mirror create {a} {other}")).fails(3, &[&same]);
+    place.run(&format!("mirror create {a} {other} --from {a} --force")).fails(3, &[&same]);
+    // Nothing was written: no data, no label.
+    place.run(&format!("compare --zero {a}")).succeeds();
+    // Parts of it are apart, unless they overlap.
+    place.run(&format!("verify stripe-nolabel:[offset:0..127,{a}],[offset:128..255,{other}]")).succeeds();
+    let overlapping = format!("verify stripe-nolabel:[offset:0..127,{a}],[offset:127..254,{other}]");
+    place.run(&overlapping).fails(3, &["are the same device: namespace "]);
+    // A copy reads what it has written, and is wrong from there on.
+    let nbd = format!("nbd://{}/a", server.ready["nbd"]["listeners"][0].as_str().unwrap());
+    for (from, to) in [(&a, &a), (&a, &other), (&nbd, &nbd)] {
+        for (from, to) in [(from.clone(), to.clone()), (format!("offset:0..99,{from}"), format!("offset:50..149,{to}"))]
+        {
+            place.run(&format!("copy {from} {to}")).fails(3, &["are the same device or file"]);
+        }
+    }
+    place.run(&format!("copy data {a}")).succeeds();
+    place.run(&format!("copy {a} {b}")).succeeds();
+    place.run(&format!("copy {b} out")).succeeds();
+    assert!(place.read("out") == noise(3, 1 << 20));
+    server.stop().is_clean();
+}

@@ -180,9 +180,10 @@ impl FakeDevice {
                 self.store(extents.one().start().get(), &both.new);
                 Ok(Response::Done)
             }
-            Operation::Flush | Operation::Discard | Operation::WriteReserved(..) | Operation::WriteUncorrectable => {
-                Ok(Response::Done)
-            }
+            Operation::Flush
+            | Operation::Discard
+            | Operation::WriteReserved(..)
+            | Operation::WriteUncorrectable { .. } => Ok(Response::Done),
             Operation::WriteZeroes { .. } | Operation::Compare(_) | Operation::Repair => {
                 panic!("not native on this device")
             }

@@ -7,7 +7,7 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{BadBlock, BadBlockCause, Clock, Durability, Error, Expectations, Request, Response};
+use sealblock_block::{BadBlock, BadBlockCause, Clock, Error, Expectations, Request, Response};
 use sealblock_integrity::{Field, PiFormat, Sealed, Tuple};
 use sealblock_units::{Extent, Lba};
 
@@ -53,8 +53,7 @@ impl<C: Clock> Mirror<C> {
         let one = Extent::one(lba);
         if replica.is_new.get() || self.mutation.is(Mutation::PoisonLastCopy) {
             // Its content never was the mirror's.
-            let poison = Request::write_uncorrectable(one, Durability::Volatile);
-            return replica.execute(poison).await.map(|_| LastCopy::Kept);
+            return replica.execute(Request::mark_lost(one)).await.map(|_| LastCopy::Kept);
         }
         let read = Request::read(one, Expectations::NONE);
         let is_good = match replica.execute_raw(read).await.map_err(Error::into_bad_blocks) {

@@ -109,7 +109,7 @@ impl<D: Device> Device for NvmeDevice<D> {
             Operation::Compare(data) => requests.compare(extents.one(), &data).await,
             // The kernel refuses commands with flags, so fused ones too.
             Operation::CompareAndWrite(_)
-            | Operation::WriteUncorrectable
+            | Operation::WriteUncorrectable { .. }
             | Operation::Checksum(..)
             | Operation::Repair
             | Operation::Salvage

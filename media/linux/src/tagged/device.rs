@@ -304,7 +304,7 @@ impl<D: Device, T: TaggedIo> Device for TaggedDevice<D, T> {
             | Operation::Compare(_)
             | Operation::CompareAndWrite(_)
             | Operation::WriteZeroes { .. }
-            | Operation::WriteUncorrectable
+            | Operation::WriteUncorrectable { .. }
             | Operation::Copy { .. }
             | Operation::Checksum(..)
             | Operation::Repair

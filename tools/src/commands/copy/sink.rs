@@ -20,7 +20,7 @@ use sealblock_stack::range::Run;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
     Cause, Lost, OpenTarget, Overwriting, Overwritten, StackError, TargetIdentity, Usage, device_error, file_format,
-    file_start, in_groups, medium_error, overwrite, overwrite_device,
+    file_start, in_groups, medium_error, overwrite, overwrite_device, shared_namespace,
 };
 use sealblock_units::{BlockSize, Extent};
 use serde::Serialize;
@@ -45,12 +45,35 @@ pub(in crate::commands) fn check_output(json: bool, to: &Endpoint) -> Result<(),
 /// keeps others out of a file by its lock, but not a loop device that is read, nor what a shell has opened.
 pub(in crate::commands) fn check_apart(doing: &str, from: &Endpoint, to: &Endpoint) -> Result<(), StackError> {
     let (read, written) = (leaves(from, "/dev/fd/0"), leaves(to, "/dev/fd/1"));
-    if !read.iter().any(|leaf| written.iter().any(|other| leaf.overlaps(other))) {
-        return Ok(());
+    let is_one_by_name = match (from, to) {
+        (Endpoint::Target(from), Endpoint::Target(to)) => {
+            let (from, to) = (TargetIdentity::of(from), TargetIdentity::of(to));
+            from.is_remote() && from.shared_with(&to).is_some()
+        }
+        _ => false,
+    };
+    match is_one_by_name || read.iter().any(|leaf| written.iter().any(|other| leaf.overlaps(other))) {
+        true => Err(not_apart(doing, from, to, "")),
+        false => Ok(()),
     }
+}
+
+/// The same for what only open targets show: one remote namespace under two names.
+pub(in crate::commands) fn check_open_apart(
+    (from, source): (&Endpoint, &Source),
+    (to, sink): (&Endpoint, &Sink),
+) -> Result<(), StackError> {
+    let (Source::Device(source), Sink::Device(sink)) = (source, sink) else { return Ok(()) };
+    match shared_namespace(&source.opened.info, &sink.info) {
+        Some(namespace) => Err(not_apart("copy", from, to, &format!(": {namespace}"))),
+        None => Ok(()),
+    }
+}
+
+fn not_apart(doing: &str, from: &Endpoint, to: &Endpoint, more: &str) -> StackError {
     let (from, to) = (name_of(from, "standard input"), name_of(to, "standard output"));
-    let why = format!("{to} and {from} are the same device or file");
-    Err(StackError::new(Cause::Refused, doing, why).advise("give two different targets"))
+    let why = format!("{to} and {from} are the same device or file{more}");
+    StackError::new(Cause::Refused, doing, why).advise("give two different targets")
 }
 
 /// The files and devices that an end is made of, as far as this machine has them.
@@ -263,8 +286,7 @@ impl Sink {
             return Ok(());
         };
         let extent = extent_of(opened, gap.start, gap.end - gap.start)?;
-        let operation = Request::write_uncorrectable(extent, Durability::Volatile);
-        opened.device.execute(operation).await.map(drop).map_err(|error| device_error("write", &error))
+        opened.device.execute(Request::mark_lost(extent)).await.map(drop).map_err(|error| device_error("write", &error))
     }
 
     /// Makes everything durable, and a plain file end behind `bytes`.

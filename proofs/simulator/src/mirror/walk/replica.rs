@@ -224,7 +224,7 @@ impl Image {
                 let zeroes = Slice::copy_from(&vec![0; extent.bytes(SIZE) as usize]);
                 self.write(extent, &Sealed::seal(zeroes, SIZE, format, &tags(extent)));
             }
-            Operation::WriteUncorrectable => {
+            Operation::WriteUncorrectable { .. } => {
                 extents.one().iter().for_each(|lba| self.change(lba, Stored::Unreadable));
             }
             Operation::Flush => self.flush(),
