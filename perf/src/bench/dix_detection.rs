@@ -124,7 +124,7 @@ fn plot(lines: &[Line]) -> Plot {
     });
     Plot {
         name: "dix-guard-detection".to_owned(),
-        title: "Part of faults that guards do not see, blocks of 4096 bytes; no bar where none was missed".to_owned(),
+        title: "Part of faults that guards do not see, blocks of 4096 bytes; no dot where none was missed".to_owned(),
         x: Axis::linear("fault", ""),
         y: Axis::logarithmic("undetected, as a part of all", ""),
         drawing: Drawing::Bars {

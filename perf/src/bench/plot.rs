@@ -42,6 +42,8 @@ const FONT_SCALE: f64 = 1.24;
 const NAME_SIZE: u32 = 13;
 const VALUE_SIZE: u32 = 12;
 const LEAST_SIZE: u32 = 11;
+/// The least gap between two values, in pixels: closer ones read as one number.
+const VALUE_GAP: f64 = 5.0;
 /// The radius of a dot, in pixels.
 const DOT: u32 = 6;
 /// Contrast: 7 to 1 on white.
@@ -201,29 +203,40 @@ fn bars(
         true => {
             let mut chart = builder(area).build_cartesian_2d(x, (y.0..y.1).log_scale())?;
             mesh(&mut chart, plot, &names)?;
-            bars_in(&mut chart, series, None, group_width)?;
-            lines_in(&mut chart, threshold)
+            let labels = bars_in(&mut chart, series, None, group_width)?;
+            lines_in(&mut chart, threshold)?;
+            labels_in(&mut chart, labels, DOT as i32 + 1)
         }
         false => {
             let mut chart = builder(area).build_cartesian_2d(x, y.0..y.1)?;
             mesh(&mut chart, plot, &names)?;
-            bars_in(&mut chart, series, Some(0.0), group_width)?;
-            lines_in(&mut chart, threshold)
+            let labels = bars_in(&mut chart, series, Some(0.0), group_width)?;
+            lines_in(&mut chart, threshold)?;
+            labels_in(&mut chart, labels, 0)
         }
     }
 }
 
-/// Bars from `floor` upwards, or dots if there is none, with their values above them if there is room.
+/// A value above its bar or dot.
+struct Label {
+    /// The top of the bar, the dot or its spread.
+    at: (f64, f64),
+    text: String,
+    size: u32,
+}
+
+/// Bars from `floor` upwards, or dots if there is none. Returns their values that have room above them.
 fn bars_in<'a, 'b, X, Y>(
     chart: &mut ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>,
     series: &[Series],
     floor: Option<f64>,
     group_width: f64,
-) -> anyhow::Result<()>
+) -> anyhow::Result<Vec<Label>>
 where
     X: Ranged<ValueType = f64>,
     Y: Ranged<ValueType = f64>,
 {
+    let mut labels = Vec::new();
     let width = 0.84 / series.len().max(1) as f64;
     for (index, series) in series.iter().enumerate() {
         let is_drawn = |value: f64| value.is_finite() && floor.map_or(value > 0.0, |floor| value >= floor);
@@ -244,13 +257,30 @@ where
                 chart.draw_series(std::iter::once(whisker))?;
             }
             let text = number(value);
-            if let Some(size) = fitting(&text, width * group_width, VALUE_SIZE) {
-                let above = if floor.is_some() { 0 } else { DOT as i32 + 1 };
-                let label = EmptyElement::at((middle, value.max(most)))
-                    + Text::new(text, (0, -above), words(size, HPos::Center, VPos::Bottom));
-                chart.draw_series(std::iter::once(label))?;
+            if let Some(size) = fitting(&text, width * group_width - VALUE_GAP, VALUE_SIZE) {
+                labels.push(Label { at: (middle, value.max(most)), text, size });
             }
         }
+    }
+    Ok(labels)
+}
+
+/// Values, this many pixels above their places. They are drawn last, on white, so that no line crosses a number.
+fn labels_in<'b, X, Y>(
+    chart: &mut ChartContext<'_, SVGBackend<'b>, Cartesian2d<X, Y>>,
+    labels: Vec<Label>,
+    above: i32,
+) -> anyhow::Result<()>
+where
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+{
+    for Label { at, text, size } in labels {
+        let half = (LETTER_PART * f64::from(size) * text.chars().count() as f64 / 2.0) as i32;
+        let label = EmptyElement::at(at)
+            + Rectangle::new([(-half, -above - size as i32), (half, -above - 1)], WHITE.filled())
+            + Text::new(text, (0, -above), words(size, HPos::Center, VPos::Bottom));
+        chart.draw_series(std::iter::once(label))?;
     }
     Ok(())
 }
@@ -425,6 +455,9 @@ mod tests {
             let lines = |text: &str| text.matches("<polyline").count();
             let line = ThresholdLine { name: "at most 7".to_owned(), values: vec![Some(7.0), None] };
             let (without, with) = (drawn(None), drawn(Some(line)));
+            // No line crosses a number: values come behind all lines, on white.
+            let (last_line, first_value) = (with.rfind("<polyline").unwrap(), with.find("\n4.00\n").unwrap());
+            assert!(last_line < first_value, "{with}");
             assert!(with.contains("at most 7") && lines(&with) > lines(&without), "{with}");
             let whisker = plot(logarithmic, bars_of(&[4.0, 5.0]));
             assert_eq!(lines(&without), lines(&svg(&whisker).unwrap()) + 1, "one value has a spread");
