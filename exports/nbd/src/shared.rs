@@ -236,7 +236,7 @@ mod tests {
             older: 0,
         };
         assert_eq!(shared.default_of(&[]), None);
-        assert_eq!(shared.default_of(&[info("b"), info("a")]), Some(0), "the first unless something is said");
+        assert_eq!(shared.default_of(&[info("b"), info("a")]), Some(0), "the first one is the default");
         shared.set_default(Some("a".to_owned()));
         assert_eq!(shared.default_of(&[info("b"), info("a")]), Some(1));
         assert_eq!(shared.default_of(&[info("b")]), None, "and not another one in its place");

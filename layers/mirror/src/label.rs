@@ -486,7 +486,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_longest_label_fits_the_annex() {
+    fn the_longest_label_fits_its_reserved_area() {
         let map = RegionMap::new(BlockSize::B512, 1 << 40, MAX_REGIONS_IN_LABEL).unwrap();
         let mut longest =
             Label { map, capacity_blocks: 1 << 40, block_size: BlockSize::B512, ..label(MAX_REPLICAS, 0, 1) };

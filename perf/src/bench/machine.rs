@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found_and_what_is_not_told_is_unknown() {
+    fn fields_are_found_and_missing_ones_are_unknown() {
         let cpu = "processor\t: 0\nmodel name\t: A CPU @ 2.5GHz\n\nprocessor\t: 1\nmodel name\t: B\n";
         assert_eq!(field(cpu, "model name").as_deref(), Some("A CPU @ 2.5GHz"));
         assert_eq!((field(cpu, "model"), field("model name :\n", "model name")), (None, None));

@@ -230,15 +230,15 @@ mod tests {
         let extent = Extent::from_raw(0, 1).unwrap();
         let run = |operation| device.execute(operation).now_or_never().expect("RAM never waits");
         let zero = || Request::write_zeroes(extent, true, Durability::Volatile);
-        let annex = |slot| Request::write_reserved(slot, Slice::copy_from(b"label"));
+        let write = |slot| Request::write_reserved(slot, Slice::copy_from(b"label"));
         let is_refused = |outcome: Outcome| outcome.is_err_and(|error| *error.kind() == BlockFailure::ReadOnly);
         for operation in [zero(), Request::discard(vec![extent])] {
             assert!(is_refused(run(operation)));
         }
         assert!(run(Request::flush()).is_ok());
-        run(annex(ReservedArea::ScrubState)).unwrap();
+        run(write(ReservedArea::ScrubState)).unwrap();
         assert!(is_refused(run(zero())), "the notes of a scrub are no label");
-        run(annex(ReservedArea::GroupLabel)).unwrap();
+        run(write(ReservedArea::GroupLabel)).unwrap();
         assert!(run(zero()).is_ok());
     }
 

@@ -96,7 +96,7 @@ fn set<T>(place: &mut Option<T>, value: Option<T>) -> Option<bool> {
 }
 
 impl fmt::Display for RemoteOptions {
-    /// With the `?` in front; nothing where nothing is said.
+    /// With a leading `?`; empty without options.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let options = [
             self.header_digest.then(|| "hdgst".to_owned()),

@@ -252,7 +252,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn digests_and_an_annex_are_there_when_the_target_says_so() {
+fn digests_and_a_reserved_area_exist_if_the_target_reports_them() {
     let abilities = |extensions, mdts| {
         let profile = profile(|pages| (pages.extensions, pages.controller.mdts) = (extensions, mdts)).unwrap();
         (profile.abilities.get(RequestKind::Checksum), profile.abilities.get(RequestKind::ReadReserved))

@@ -93,7 +93,7 @@ fn an_error_in_a_read_names_the_offset_after_the_data_before() {
 }
 
 #[test]
-fn offsets_outside_of_the_request_are_not_told() {
+fn offsets_outside_of_the_request_are_not_reported() {
     let mut server = server(8192);
     let bytes = [preamble(1), request(1, 0, c::READ, 512, 512)].concat();
     let mut buffer = server.receive_buffer().unwrap();
