@@ -67,6 +67,12 @@ impl BlockRange {
         self.last
     }
 
+    /// True if both have a block in common, on a device that is long enough for both.
+    pub fn overlaps(self, other: BlockRange) -> bool {
+        let ends_before = |a: BlockRange, b: BlockRange| a.last.is_some_and(|last| last < b.first);
+        !ends_before(self, other) && !ends_before(other, self)
+    }
+
     /// The range on a device of this many blocks. Fails when any of it would be past the end.
     pub fn resolve(self, capacity_blocks: u64) -> Result<BlockSpan, RangeError> {
         let past_end = |block: Lba| RangeError::PastEnd { block: block.get(), capacity_blocks };
@@ -196,6 +202,21 @@ mod tests {
     fn range(text: &str) -> (u64, Option<u64>) {
         let range: BlockRange = text.parse().unwrap();
         (range.first().get(), range.last().map(Lba::get))
+    }
+
+    #[test]
+    fn ranges_overlap_where_they_have_a_block_in_common() {
+        let range = |text: &str| text.parse::<BlockRange>().unwrap();
+        for (a, b, expected) in [
+            ("0..9", "10..19", false),
+            ("10..19", "0..9", false),
+            ("0..10", "10..19", true),
+            ("0..", "1000..1000", true),
+            ("5..", "0..4", false),
+            ("0..99", "10..19", true),
+        ] {
+            assert_eq!(range(a).overlaps(range(b)), expected, "{a} {b}");
+        }
     }
 
     #[test]

@@ -152,15 +152,6 @@ impl TargetName {
         }
     }
 
-    /// True if it names a part of a device.
-    pub fn is_part(&self) -> bool {
-        match self {
-            TargetName::Offset { .. } => true,
-            TargetName::Fault { target, .. } => target.is_part(),
-            _ => false,
-        }
-    }
-
     /// The target of a member of nested groups: the innermost one that is known. `None` without a group.
     pub fn member(&self, member: MemberPath) -> Option<&TargetName> {
         match self {

@@ -31,7 +31,7 @@ pub(crate) fn refuse_shared(
 ) -> Result<(), StackError> {
     for (number, (name, target, info)) in members.iter().enumerate() {
         for (other_name, other, other_info) in &members[..number] {
-            let are_apart = || part_of(target).zip(part_of(other)).is_some_and(|(a, b)| !overlap(a, b));
+            let are_apart = || blocks_of(target).zip(blocks_of(other)).is_some_and(|(a, b)| !a.overlaps(b));
             if let Some(namespace) = shared_namespace(info, other_info).filter(|_| !are_apart()) {
                 let why = format!("{other_name} and {name} are the same device: {namespace}");
                 return Err(StackError::new(Cause::Refused, doing, why).on(group).advise(
@@ -43,18 +43,22 @@ pub(crate) fn refuse_shared(
     Ok(())
 }
 
-/// The blocks of the device below that a target names.
-fn part_of(target: &TargetName) -> Option<BlockRange> {
+/// The blocks of a namespace that a target names. Blocks of anything else, such as a group or a part, are numbered differently, and tell
+/// nothing of the namespace below.
+fn blocks_of(target: &TargetName) -> Option<BlockRange> {
     match target {
-        TargetName::Offset { range, .. } => Some(*range),
-        TargetName::Fault { target, .. } => part_of(target),
+        TargetName::Offset { range, target } if is_namespace(target) => Some(*range),
+        TargetName::Fault { target, .. } => blocks_of(target),
         _ => None,
     }
 }
 
-fn overlap(a: BlockRange, b: BlockRange) -> bool {
-    let ends_before = |a: BlockRange, b: BlockRange| a.last().is_some_and(|last| last < b.first());
-    !ends_before(a, b) && !ends_before(b, a)
+fn is_namespace(target: &TargetName) -> bool {
+    match target {
+        TargetName::NvmeTcp { .. } => true,
+        TargetName::Fault { target, .. } => is_namespace(target),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -62,25 +66,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_overlap_where_they_have_a_block_in_common() {
-        let range = |text: &str| text.parse::<BlockRange>().unwrap();
-        for (a, b, expected) in [
-            ("0..9", "10..19", false),
-            ("10..19", "0..9", false),
-            ("0..10", "10..19", true),
-            ("0..", "1000..1000", true),
-            ("5..", "0..4", false),
-            ("0..99", "10..19", true),
-        ] {
-            assert_eq!(overlap(range(a), range(b)), expected, "{a} {b}");
-        }
-    }
-
-    #[test]
-    fn a_part_is_known_through_faults_and_not_through_groups() {
-        let part = |text: &str| part_of(&text.parse::<TargetName>().unwrap()).map(|range| range.first().get());
-        assert_eq!(part("offset:3..9,v"), Some(3));
-        assert_eq!(part("fault:[read=0.1],offset:3..9,v"), Some(3));
-        assert_eq!(part("mirror:[offset:3..9,v],w"), None);
+    fn blocks_are_those_of_a_namespace_and_of_nothing_between() {
+        let first = |text: &str| blocks_of(&text.parse::<TargetName>().unwrap()).map(|range| range.first().get());
+        let namespace = "nvme+tcp://host/nqn.2026-11.io.sealblock:v";
+        assert_eq!(first(namespace), None);
+        assert_eq!(first(&format!("offset:3..9,{namespace}")), Some(3));
+        assert_eq!(first(&format!("fault:[read-error@0..0],offset:3..9,{namespace}")), Some(3));
+        assert_eq!(first(&format!("offset:3..9,fault:[read-error@0..0],{namespace}")), Some(3));
+        assert_eq!(first(&format!("offset:3..9,offset:100..199,{namespace}")), None, "blocks of a part");
+        assert_eq!(first(&format!("offset:3..9,stripe:{namespace},w")), None, "blocks of a group");
+        assert_eq!(first(&format!("mirror:[offset:3..9,{namespace}],w")), None);
     }
 }

@@ -311,13 +311,12 @@ fn a_remote_namespace_is_one_device_by_every_name_of_its_server() {
     let server = Server::start(&place, "a b --protection shown --nbd 127.0.0.1:0");
     let (a, b) = (server.target("a"), server.target("b"));
     let other = a.replace("127.0.0.1", "localhost");
+    let same = format!("{a} and {other} are the same device: namespace ");
     for group in ["mirror", "stripe", "stripe-nolabel"] {
         for command in ["copy data", "verify"] {
-            let refused = place.run(&format!("{command} {group}:{a},{other}"));
-            refused.fails(3, &[&format!("{a} and {other} are the same device: namespace ")]);
+            place.run(&format!("{command} {group}:{a},{other}")).fails(3, &[&same]);
         }
     }
-    let same = format!("{a} and {other} are the same device: namespace ");
     place.run(&format!("mirror create {a} {other}")).fails(3, &[&same]);
     place.run(&format!("mirror create {a} {other} --from {a} --force")).fails(3, &[&same]);
     // Nothing was written: no data, no label.
@@ -326,6 +325,9 @@ fn a_remote_namespace_is_one_device_by_every_name_of_its_server() {
     place.run(&format!("verify stripe-nolabel:[offset:0..127,{a}],[offset:128..255,{other}]")).succeeds();
     let overlapping = format!("verify stripe-nolabel:[offset:0..127,{a}],[offset:127..254,{other}]");
     place.run(&overlapping).fails(3, &["are the same device: namespace "]);
+    // Blocks of a part are numbered from its first one: these are 100 to 149 and 120 to 169 of the namespace.
+    let nested = format!("verify stripe-nolabel:[offset:0..49,offset:100..199,{a}],[offset:120..169,{other}]");
+    place.run(&nested).fails(3, &["are the same device: namespace "]);
     // A copy reads what it has written, and is wrong from there on.
     let nbd = format!("nbd://{}/a", server.ready["nbd"]["listeners"][0].as_str().unwrap());
     for (from, to) in [(&a, &a), (&a, &other), (&nbd, &nbd)] {
