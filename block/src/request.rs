@@ -305,7 +305,7 @@ impl Request {
         Request { durability, ..Request::on(Operation::Copy { source, expectations }, destination) }
     }
 
-    /// See [`Operation::WriteUncorrectable { .. }`].
+    /// See [`Operation::WriteUncorrectable`]: as a host asks for it.
     pub fn write_uncorrectable(extent: Extent, durability: Durability) -> Request {
         Request { durability, ..Request::on(Operation::WriteUncorrectable { marks_loss: false }, extent) }
     }

@@ -50,8 +50,8 @@ fn of_holder(doing: &str, path: &Path, failure: impl Fn(String) -> StackError) -
             match pids.iter().find_map(|pid| (program().server_of)(*pid, path)) {
                 Some((serves, advice)) => {
                     // What replaces the file, or reads its records, cannot use what the server exports.
-                    let alone = || "use another path, or stop the server first".to_owned();
-                    failure(format!("{why}, {serves}")).advise(if doing == "open" { advice } else { alone() })
+                    let advice = if doing == "open" { &advice } else { "use another path, or stop the server first" };
+                    failure(format!("{why}, {serves}")).advise(advice)
                 }
                 None => failure(why).advise("try again when the other process has closed it"),
             }

@@ -62,10 +62,7 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
         let overwriting = overwriting(arguments.force, &source, &arguments.to).await;
         let sink = Sink::open(&arguments.to, overwriting, arguments.members.usage()).await?;
         let room = sink.room_bytes();
-        let copied = match check_open_apart((&arguments.from, &source), (&arguments.to, &sink)) {
-            Ok(()) => copy(arguments, &source, &sink).await,
-            Err(refused) => Err(refused),
-        };
+        let copied = copy(arguments, &source, &sink).await;
         // Pages of an earlier time are found while they are read.
         source.note_older();
         let lacks = copied.is_ok() && sink.note_lacking();
@@ -141,6 +138,7 @@ impl Report {
 }
 
 async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, StackError> {
+    check_open_apart((&arguments.from, source), (&arguments.to, sink))?;
     sink.check_room("copy", &arguments.to, source.bytes().unwrap_or(0))?;
     if matches!(source, Source::Device(_)) && !sink.in_order() {
         // Who reads or writes a pipe is blocked by it, and ends by the signal as usual.

@@ -44,22 +44,22 @@ pub(in crate::commands) fn check_output(json: bool, to: &Endpoint) -> Result<(),
 /// Refuses a destination that has bytes of the source, whatever each is called: writing it destroys what is still to be read. A writer
 /// keeps others out of a file by its lock, but not a loop device that is read, nor what a shell has opened.
 pub(in crate::commands) fn check_apart(doing: &str, from: &Endpoint, to: &Endpoint) -> Result<(), StackError> {
-    let (read, written) = (leaves(from, "/dev/fd/0"), leaves(to, "/dev/fd/1"));
-    let is_one_by_name = match (from, to) {
-        (Endpoint::Target(from), Endpoint::Target(to)) => {
-            let (from, to) = (TargetIdentity::of(from), TargetIdentity::of(to));
-            from.is_remote() && from.shared_with(&to).is_some()
-        }
-        _ => false,
+    let (read, written) = (identity_of(from), identity_of(to));
+    let leaves = |identity: &Option<TargetIdentity>, standard| {
+        identity.as_ref().map_or_else(|| leaves_of_stream(standard), TargetIdentity::leaves)
     };
-    match is_one_by_name || read.iter().any(|leaf| written.iter().any(|other| leaf.overlaps(other))) {
+    let (read_leaves, written_leaves) = (leaves(&read, "/dev/fd/0"), leaves(&written, "/dev/fd/1"));
+    let shares_bytes = read_leaves.iter().any(|leaf| written_leaves.iter().any(|other| leaf.overlaps(other)));
+    // A remote device has no bytes here, but its name may be the same.
+    let is_one_remote = read.zip(written).is_some_and(|(a, b)| a.is_remote() && a.shared_with(&b).is_some());
+    match shares_bytes || is_one_remote {
         true => Err(not_apart(doing, from, to, "")),
         false => Ok(()),
     }
 }
 
 /// The same for what only open targets show: one remote namespace under two names.
-pub(in crate::commands) fn check_open_apart(
+pub(super) fn check_open_apart(
     (from, source): (&Endpoint, &Source),
     (to, sink): (&Endpoint, &Sink),
 ) -> Result<(), StackError> {
@@ -76,16 +76,18 @@ fn not_apart(doing: &str, from: &Endpoint, to: &Endpoint, more: &str) -> StackEr
     StackError::new(Cause::Refused, doing, why).advise("give two different targets")
 }
 
-/// The files and devices that an end is made of, as far as this machine has them.
-fn leaves(endpoint: &Endpoint, standard: &str) -> Vec<Leaf> {
+fn identity_of(endpoint: &Endpoint) -> Option<TargetIdentity> {
     match endpoint {
-        Endpoint::Target(target) => TargetIdentity::of(target).leaves(),
-        Endpoint::Standard => {
-            let about = fs::metadata(standard).ok();
-            let about = about.filter(|about| about.is_file() || about.file_type().is_block_device());
-            about.and_then(|about| leaves_of(&about).ok()).unwrap_or_default()
-        }
+        Endpoint::Target(target) => Some(TargetIdentity::of(target)),
+        Endpoint::Standard => None,
     }
+}
+
+/// The file or device that a shell has opened as a standard stream, if it is one.
+fn leaves_of_stream(standard: &str) -> Vec<Leaf> {
+    let about = fs::metadata(standard).ok();
+    let about = about.filter(|about| about.is_file() || about.file_type().is_block_device());
+    about.and_then(|about| leaves_of(&about).ok()).unwrap_or_default()
 }
 
 fn name_of(endpoint: &Endpoint, standard: &str) -> String {
