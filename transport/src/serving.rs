@@ -49,6 +49,8 @@ struct Member {
     admitted: Admitted,
     /// True if it was ended in favour of another connection; then it no longer counts.
     is_replaced: bool,
+    /// True if its peer gets no more replies: what it still has in flight only waits for devices.
+    is_answered: bool,
 }
 
 /// A core that serves connections.
@@ -87,6 +89,13 @@ impl Registration {
         }
     }
 
+    /// Records that the peer gets no more replies: a server that stops waits no longer than for its requests in flight.
+    pub fn set_answered(&self) {
+        if let Some(member) = self.serving.members().connections.get_mut(&self.number) {
+            member.is_answered = true;
+        }
+    }
+
     /// The core that serves the connection; `None` for the core that accepted it.
     fn core_address(&self) -> Option<&CoreAddress> {
         self.core.as_ref().map(|(cores, index)| &cores[*index].address)
@@ -106,7 +115,8 @@ impl Drop for Registration {
 impl Serving {
     /// Connections above `max_connections`, and those of an address above its share (`admission`), are closed right
     /// after they are accepted. When the server stops, requests in flight have the time `drain` to complete, and their
-    /// replies the same time again to be sent; then connections are aborted.
+    /// replies the same time again to be sent; then connections are aborted. Requests that do not complete in time
+    /// are left to their devices.
     pub fn new(max_connections: usize, drain: Duration) -> Arc<Serving> {
         Arc::new(Serving {
             max_connections,
@@ -184,7 +194,9 @@ impl Serving {
         };
         let (number, signal) = members.next_signal();
         let admitted = Admitted { number, from, is_introduced: false };
-        members.connections.insert(number, Member { signal: Arc::clone(&signal), admitted, is_replaced: false });
+        members
+            .connections
+            .insert(number, Member { signal: Arc::clone(&signal), admitted, is_replaced: false, is_answered: false });
         drop(members);
         if let Some(replaced) = replaced {
             replaced.send(Signals::ABORT);
@@ -239,19 +251,25 @@ impl Serving {
         signals.iter().for_each(|signal| signal.send(order));
     }
 
-    /// Waits until every connection has ended, and aborts those that take too long.
+    /// Waits until every connection has ended, and aborts those whose peers take their replies too slowly.
     async fn wait_drained(&self) {
-        let deadline = now() + self.drain * 2;
-        while self.connections() > 0 && now() < deadline {
+        let drained = now() + self.drain;
+        let answered = drained + self.drain;
+        while self.connections() > 0 && now() < drained || self.is_answering() && now() < answered {
             sleep(DRAIN_POLL_INTERVAL).await;
         }
-        if self.connections() == 0 {
+        if !self.is_answering() {
             return;
         }
         self.signal_all(Signals::ABORT);
-        while self.connections() > 0 && now() < deadline + ABORT_TIMEOUT {
+        while self.connections() > 0 && now() < answered + ABORT_TIMEOUT {
             sleep(DRAIN_POLL_INTERVAL).await;
         }
+    }
+
+    /// True if a peer may still get replies.
+    fn is_answering(&self) -> bool {
+        self.members().connections.values().any(|member| !member.is_answered)
     }
 
     fn members(&self) -> MutexGuard<'_, Members> {

@@ -136,6 +136,7 @@ impl Connection {
             tracing::info!(export = chosen.export.name(), from = self.from(), "NBD client disconnected");
         }
         self.close();
+        self.registration.set_answered();
         watch.abort();
     }
 

@@ -1,5 +1,7 @@
 //! `sealblock serve --nbd`: the same devices for NBD clients.
 
+use std::time::Instant;
+
 use crate::common::server::{Nbd, Server};
 use crate::common::{Place, noise};
 use serde_json::{Value, json};
@@ -174,4 +176,28 @@ fn a_server_that_ends_lets_requests_end() {
     ended.is_clean();
     assert!(client.read(0, 4096).is_err());
     assert!(place.blocks("v", 0, 255) == noise(9, 1 << 20));
+}
+
+#[test]
+fn a_request_that_never_ends_delays_the_stop_by_the_drain_time_and_no_more() {
+    const DRAIN_S: u64 = 4;
+    let place = Place::new();
+    place.run("create v --size 8MiB").succeeds();
+    let config = format!(
+        "[limits]\ndrain = \"{DRAIN_S}s\"\n\n{LISTENER}\n[[subsystems]]\nname = \"a\"\n\n[[subsystems.namespaces]]\ntarget = \"fault:[delay=3600s@9..9],v\"\n"
+    );
+    place.write("hung.toml", config.as_bytes());
+    for is_gone in [true, false] {
+        let server = Server::start(&place, "--config hung.toml");
+        let mut client = open(&server.ready, "a");
+        client.begin_reads(&[9 * 4096], 4096);
+        let other = open(&server.ready, "a").read(0, 4096).unwrap();
+        assert!(other.is_ok(), "the read above was received before this one");
+        let client = Some(client).filter(|_| !is_gone);
+        let begun = Instant::now();
+        server.stop().is_clean();
+        let took = begun.elapsed().as_secs();
+        assert!(took >= DRAIN_S - 1 && took < 2 * DRAIN_S, "{took} s, client gone: {is_gone}");
+        drop(client);
+    }
 }

@@ -209,6 +209,7 @@ impl Connection {
     pub(crate) async fn run(self: Rc<Self>) {
         let control = spawn(Rc::clone(&self).control());
         self.transfer().await;
+        self.registration.set_answered();
         self.with_slots(poll_fn(|_| if self.busy() == 0 { Poll::Ready(()) } else { Poll::Pending })).await;
         control.abort();
     }
