@@ -44,6 +44,10 @@ const MAX_WHY_CHARS: usize = 1000;
 /// with tags for each connection, is below 2^47.
 const MAX_CONNECTIONS: u64 = 1 << 16;
 const MAX_TOTAL: ByteCount = ByteCount::new(1 << 44);
+const MAX_CORES: usize = 4096;
+/// SN and MN in the Identify Controller data structure (NVM Express Base 2.1, figure 312).
+const MAX_SERIAL_CHARS: usize = 20;
+const MAX_MODEL_CHARS: usize = 40;
 const MAX_TIME: Duration = Duration::from_secs(365 * 86_400);
 /// The longest time between scrubs; dates that far ahead can still be computed.
 const MAX_EVERY: Duration = Duration::from_secs(36_500 * 86_400);
@@ -125,7 +129,9 @@ struct SubsystemTable {
     nqn: Option<Nqn>,
     name: Option<String>,
     hosts: Option<Vec<Written<Nqn>>>,
+    #[serde(default, deserialize_with = "serial")]
     serial: Option<String>,
+    #[serde(default, deserialize_with = "model")]
     model: Option<String>,
     #[serde(default)]
     namespaces: Vec<Spanned<NamespaceTable>>,
@@ -150,6 +156,7 @@ struct NamespaceTable {
     uuid: Option<[u8; 16]>,
     #[serde(default)]
     scrub: ScrubTable,
+    #[serde(default, deserialize_with = "export_name")]
     nbd: Option<String>,
 }
 
@@ -218,11 +225,42 @@ fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteCount>, D::Erro
     from.deserialize_any(Size).map(Some)
 }
 
-/// An identity in its usual form of 36 characters.
+/// An identity in its usual form of 36 characters. All zeroes mean that a namespace has none.
 fn uuid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<[u8; 16]>, D::Error> {
     let text = String::deserialize(from)?;
     let error = || format!("'{text}' is not a UUID such as f81d4fae-7dec-11d0-a765-00a0c91e6bf6");
-    uuid_from(&text).map(Some).ok_or_else(|| de::Error::custom(error()))
+    let uuid = uuid_from(&text).filter(|uuid| *uuid != [0; 16]);
+    uuid.map(Some).ok_or_else(|| de::Error::custom(error()))
+}
+
+/// The serial number of a subsystem. Cut off, two of them could become equal, and hosts would take two devices for one.
+fn serial<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    identify_text(from, "serial", MAX_SERIAL_CHARS)
+}
+
+fn model<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    identify_text(from, "model", MAX_MODEL_CHARS)
+}
+
+/// A text of the Identify Controller data structure: printable ASCII, padded with spaces to its full length.
+fn identify_text<'de, D: Deserializer<'de>>(from: D, name: &str, most: usize) -> Result<Option<String>, D::Error> {
+    let text = String::deserialize(from)?;
+    let is_ascii = text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+    let is_padded = text.starts_with(' ') || text.ends_with(' ');
+    if text.is_empty() || text.len() > most || !is_ascii || is_padded {
+        let rule = "printable ASCII characters, without spaces at the start or end";
+        return Err(de::Error::custom(format!("{name} = {text:?}: from 1 to {most} {rule}")));
+    }
+    Ok(Some(text))
+}
+
+/// The name of an NBD export. Clients print it, and some start programs with it.
+fn export_name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let name = String::deserialize(from)?;
+    match name.chars().any(char::is_control) {
+        true => Err(de::Error::custom(format!("nbd = {name:?}: control characters are not allowed"))),
+        false => Ok(Some(name)),
+    }
 }
 
 /// How namespaces are scrubbed: `[scrub]`, and `scrub = { ... }` in a namespace. The inner `None` means that the value
@@ -378,6 +416,9 @@ pub fn parse(text: &str) -> Result<Plan, String> {
     }
     block_devices(file.ublk, &mut subsystems, &line)?;
     let listening = BTreeMap::from([(NBD, nbd(file.nbd, &line)?)]);
+    if let Some(cores) = file.cores.filter(|cores| cores.get() > MAX_CORES) {
+        return Err(format!("cores = {cores}: from 1 to {MAX_CORES}"));
+    }
     let (strict, cores, limits) = (file.strict, file.cores, limits(&file.limits)?);
     let mut plan = Plan { listening, strict, cores, limits, ..Plan::new(subsystems) };
     if !file.listeners.is_empty() {

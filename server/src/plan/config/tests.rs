@@ -49,6 +49,27 @@ fn little_is_needed() {
 }
 
 #[test]
+fn a_serial_or_model_that_hosts_could_not_get_whole_is_refused() {
+    let text = |line: String| parse(&format!("[[subsystems]]\nname = \"a\"\n{line}")).map(|_| ());
+    for (name, most) in [("serial", 20), ("model", 40)] {
+        let long = |chars: usize| text(format!("{name} = \"{}\"", "x".repeat(chars)));
+        assert_eq!((long(1), long(most)), (Ok(()), Ok(())));
+        assert_eq!(text(format!("{name} = \"a ~!b\"")), Ok(()), "spaces inside are kept");
+        for bad in [
+            "".to_owned(),
+            "x".repeat(most + 1),
+            "\u{e9}".to_owned(),
+            "a\\tb".to_owned(),
+            " a".to_owned(),
+            "a ".to_owned(),
+        ] {
+            let why = text(format!("{name} = \"{bad}\"")).unwrap_err();
+            assert!(why.contains("line 3") && why.contains(&format!("from 1 to {most} printable ASCII")), "{why}");
+        }
+    }
+}
+
+#[test]
 fn a_listener_is_advertised_by_another_address_where_that_is_said() {
     let listeners =
         "[[listeners]]\naddress = \"0.0.0.0:4420\"\nadvertise = \"192.0.2.7\"\n[[listeners]]\naddress = \"[::1]:4420\"";
@@ -106,6 +127,9 @@ fn bad_configurations_say_where_and_why() {
         (with("").replace("mem:1MiB", "nosuch:1"), ["line 5", "is not a kind of target"]),
         (with("") + "protection = \"hidden\"", ["line 6", "hidden"]),
         (with("") + "uuid = \"1\"", ["line 6", "is not a UUID"]),
+        (with("") + "uuid = \"00000000-0000-0000-0000-000000000000\"", ["line 6", "is not a UUID"]),
+        (with("") + "nbd = \"a\\u001b[2J\"", ["line 6", "control characters are not allowed"]),
+        (with("cores = 4294967296"), ["cores = 4294967296", "from 1 to 4096"]),
         (with("") + "nsid = 0", ["line 6", "expected a number of at least 1"]),
         (with("cores = 0"), ["line 1", "expected a number of at least 1"]),
         (with("") + "nsid = 1025", ["line 4", "at most 1024"]),
