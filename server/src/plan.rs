@@ -327,15 +327,6 @@ fn name_of(target: &TargetName) -> String {
     if name.chars().all(|c| c == '-') { "disk".to_owned() } else { name }
 }
 
-/// A name as one word of a shell.
-pub fn shell_word(name: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._/:@+,".contains(c);
-    match !name.is_empty() && name.chars().all(is_plain) {
-        true => name.to_owned(),
-        false => format!("'{}'", name.replace('\'', r"'\''")),
-    }
-}
-
 /// The name of a namespace as a target for hosts: with its number if the subsystem has several, and with the name of a
 /// host that may connect.
 pub fn namespace_uri(address: SocketAddr, nqn: &str, nsid: Option<u32>, host: Option<&str>) -> String {

@@ -189,6 +189,16 @@ pub fn printable_lines(text: &str) -> Cow<'_, str> {
     spelled(text, |c| is_control(c) && !matches!(c, '\n' | '\t'))
 }
 
+/// A name as one word of a shell, for commands that are advised.
+pub fn shell_word(name: impl fmt::Display) -> String {
+    let name = name.to_string();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._/:@+,".contains(c);
+    match !name.is_empty() && name.chars().all(is_plain) {
+        true => name,
+        false => format!("'{}'", name.replace('\'', r"'\''")),
+    }
+}
+
 fn is_control(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -13,7 +13,7 @@ use sealblock_protocols_nvme::logs::DiscoveryEntry;
 use sealblock_protocols_nvme::nqn::{Nqn, UUID_PREFIX};
 use sealblock_protocols_nvme::{Status, StatusCode};
 
-use crate::error::{Cause, StackError};
+use crate::error::{Cause, StackError, shell_word};
 use crate::identity::{host_of_machine, uuid_from, uuid_of};
 use crate::target::{Address, NBD_PORT, NVME_TCP_PORT, NbdAddress, RemoteOptions, TargetName};
 
@@ -223,8 +223,7 @@ fn nbd_connect_error(doing: &str, error: &NbdConnectError, address: &NbdAddress)
         }
         NbdConnectError::Refused(_) if doing == "query" => failure(Cause::Refused),
         NbdConnectError::Refused(_) if error.is_transient() => {
-            let quote = if matches!(address, NbdAddress::Unix(_)) { "'" } else { "" };
-            failure(Cause::Refused).advise(format!("`sealblock discover {quote}{address}{quote}` lists the exports"))
+            failure(Cause::Refused).advise(format!("`sealblock discover {}` lists the exports", shell_word(address)))
         }
         NbdConnectError::Refused(_) => failure(Cause::Refused),
         NbdConnectError::Violation(_) => failure(Cause::Unsuitable).advise("give the address of an NBD server"),

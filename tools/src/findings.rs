@@ -156,7 +156,13 @@ impl<T: Finding> Findings<T> {
     fn print(&mut self, line: &str, progress: &Progress) {
         if self.trouble.is_none() {
             let voice = self.voice;
-            let said = progress.aside(|| if voice == OutputStream::Error { say_aside(line) } else { say(line) });
+            let said = progress.aside(|| match voice {
+                OutputStream::Error => {
+                    say_aside(line);
+                    Ok(())
+                }
+                _ => say(line),
+            });
             self.trouble = said.err();
         }
     }

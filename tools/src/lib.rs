@@ -3,6 +3,9 @@
 //! A library beside the binary, so that tests reach the commands. The files under `commands` do the work, one for each
 //! subcommand.
 
+// These macros panic where standard output or error is closed or full. What is printed goes through `report`.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod cli;
 pub mod exit;
 pub mod findings;

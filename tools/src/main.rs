@@ -13,10 +13,10 @@ use sealblock::cli::{Cli, after_help};
 use sealblock::commands;
 use sealblock::exit::{Exit, status};
 use sealblock::interrupt;
-use sealblock::report::note;
+use sealblock::report::{note, say_aside};
 use sealblock::terminal::{columns, has_colour, help_columns};
 use sealblock_server::control::client::server_of_file;
-use sealblock_stack::{Program, printable_lines, set_program};
+use sealblock_stack::{Program, StackError, printable_lines, set_program};
 
 fn main() -> ExitCode {
     // Bad usage ends here, with exit status 2.
@@ -46,27 +46,33 @@ fn command_line() -> Cli {
     matches.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| refuse(&error))
 }
 
-/// What was typed, or made by a shell from names of files, is repeated without what controls a terminal.
+/// Prints help, the version, or what is wrong, without what controls a terminal: arguments may be names of files that a shell found.
 fn refuse(error: &clap::Error) -> ! {
-    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand) {
-        let is_error = error.use_stderr();
-        let is_terminal = if is_error { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
-        let (no_color, term) = (env::var("NO_COLOR").ok(), env::var("TERM").ok());
-        let help = match has_colour(is_terminal, no_color.as_deref(), term.as_deref()) {
-            true => error.render().ansi().to_string(),
-            false => error.render().to_string(),
-        };
-        let help = after_help::printed(&help);
-        // Whoever has closed the output has read enough.
-        _ = if is_error { io::stderr().write_all(help.as_bytes()) } else { io::stdout().write_all(help.as_bytes()) };
-        std::process::exit(error.exit_code())
-    }
-    let text = error.render().to_string();
-    match printable_lines(&text) {
-        Cow::Borrowed(_) => error.exit(),
-        Cow::Owned(text) => {
-            write!(io::stderr(), "{text}").ok();
-            std::process::exit(error.exit_code())
+    let is_error = error.use_stderr();
+    let is_terminal = if is_error { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
+    let (no_color, term) = (env::var("NO_COLOR").ok(), env::var("TERM").ok());
+    let plain = error.render().to_string();
+    let text = match printable_lines(&plain) {
+        Cow::Borrowed(_) if has_colour(is_terminal, no_color.as_deref(), term.as_deref()) => {
+            error.render().ansi().to_string()
         }
+        text => text.into_owned(),
+    };
+    let text = match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => after_help::printed(&text),
+        _ => text,
+    };
+    let written = match is_error {
+        true => io::stderr().write_all(text.as_bytes()),
+        false => io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()),
+    };
+    match written {
+        // Whoever has closed the output has read enough.
+        Err(error) if !is_error && error.kind() != io::ErrorKind::BrokenPipe => {
+            let failure = StackError::io("print", &error);
+            say_aside(&failure);
+            std::process::exit(status(failure.cause()).into())
+        }
+        _ => std::process::exit(error.exit_code()),
     }
 }

@@ -6,11 +6,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sealblock_block::BadBlockCause;
 use sealblock_integrity::Field;
 use sealblock_media_volume::WhyLost;
@@ -334,8 +335,7 @@ impl Lines {
 
 /// Prints a note for the user on standard error, beside the result.
 pub fn note(what: &dyn fmt::Display) {
-    // A closed standard error is no failure of the work.
-    drop(writeln!(io::stderr(), "sealblock: {}", printable_lines(&what.to_string())));
+    say_aside(format_args!("sealblock: {what}"));
 }
 
 /// Whether the reader of standard output has gone, as `head` does when it has enough.
@@ -347,6 +347,26 @@ static UNREAD: AtomicBool = AtomicBool::new(false);
 /// When it cannot be written. A reader that has gone is no error: the work was done.
 pub fn print_json(report: &impl Serialize) -> Result<(), StackError> {
     print(|output| write_json(report, output)).map_err(|error| StackError::io("print the report", &error))
+}
+
+/// Whether nobody reads standard output any more, so that work whose only purpose is to print may end.
+pub fn reader_has_gone() -> bool {
+    let stdout = io::stdout();
+    let mut output = [PollFd::new(&stdout, PollFlags::empty())];
+    UNREAD.load(Ordering::Relaxed)
+        || poll(&mut output, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
+            .is_ok_and(|_| output[0].revents().contains(PollFlags::ERR))
+}
+
+/// Prints lines on standard output, in place of what is on the screen of a terminal.
+///
+/// # Errors
+/// As [`print_json`].
+pub fn redraw(lines: &str) -> Result<(), StackError> {
+    const HOME_AND_CLEAR: &str = "\x1b[H\x1b[2J";
+    let clear = if io::stdout().is_terminal() { HOME_AND_CLEAR } else { "" };
+    print(|output| writeln!(output, "{clear}{}", printable_lines(lines)).and_then(|()| output.flush()))
+        .map_err(|error| StackError::io("print", &error))
 }
 
 /// Prints a line on standard output.
@@ -366,10 +386,9 @@ pub fn print_report(json: bool, report: &impl Serialize, text: impl FnOnce() -> 
     if json { print_json(report) } else { say(&text()) }
 }
 
-/// Prints a line on standard error, beside a result that is data. A closed standard error is no error.
-pub fn say_aside(line: &str) -> Result<(), StackError> {
-    writeln!(io::stderr(), "{}", printable_lines(line)).ok();
-    Ok(())
+/// Prints a line on standard error, beside a result that is data. A closed or full standard error is no error.
+pub fn say_aside(line: impl fmt::Display) {
+    writeln!(io::stderr(), "{}", printable_lines(&line.to_string())).ok();
 }
 
 fn print(write: impl FnOnce(&mut io::StdoutLock<'static>) -> io::Result<()>) -> io::Result<()> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use sealblock_stack::kernel::leaves::leaves_at;
 use sealblock_stack::target::TargetName;
-use sealblock_stack::{Cause, StackError, TargetIdentity, member_of, note};
+use sealblock_stack::{Cause, StackError, TargetIdentity, member_of, note, shell_word};
 
 use super::exchange::{ask_all, exchange, printable};
 use super::folder::{FoundSocket, foreign, trusted};
@@ -323,7 +323,8 @@ pub fn server_of_file(pid: u32, path: &Path) -> Option<(String, String)> {
     };
     let target = &device.target;
     let advice = format!(
-        "{uri} in its place while it is served (`sealblock scrub start {target}` checks it there); `sealblock status {pid}` shows more"
+        "{uri} in its place while it is served (`sealblock scrub start {}` checks it there); `sealblock status {pid}` shows more",
+        shell_word(target)
     );
     Some((format!("which serves {target} as {uri}"), advice))
 }

@@ -72,7 +72,8 @@ impl RequestObserver {
     }
 
     fn log_damage(&self, client: &str, request: RequestInfo, faults: &[BadBlock]) {
-        for run in bad_runs(&self.unreported(client, faults)) {
+        let runs = bad_runs(&self.unreported(client, faults), Some(&self.reporters.damage));
+        for run in runs.iter().filter(|run| !run.is_made) {
             let (target, by) = (self.target.to_string(), by(client));
             let (blocks, field, during) =
                 (blocks_text(run.first, run.last), run.fault.cause.as_str(), request.kind.name());

@@ -243,7 +243,8 @@ impl ScrubTask {
         if let Some(error) = self.error.take() {
             tracing::warn!("scrub of {}: resumed after {error}", self.target);
         }
-        let harmed = bad_runs(&faults);
+        let state = self.state.upgrade();
+        let harmed = bad_runs(&faults, state.as_ref().map(|state| state.damage()).as_ref());
         let blocks = |of: &dyn Fn(&BadRun) -> bool| -> u64 {
             harmed.iter().filter(|run| of(run)).map(|run| run.last - run.first + 1).sum()
         };
@@ -252,7 +253,7 @@ impl ScrubTask {
             repaired: blocks(&|run| run.repaired),
             unchecked: coverage.blocks(),
         };
-        if let Some(state) = self.state.upgrade() {
+        if let Some(state) = state {
             // New bad blocks are added to the damage list, and blocks that are good again are removed.
             state.report_check(gate.geometry(), extent, &faults, coverage.is_complete());
         }
@@ -284,6 +285,7 @@ impl ScrubTask {
             self.told.set(told.saturating_add(1));
             let target = &self.target;
             match told {
+                ..MAX_LINES if run.is_made => tracing::info!("scrub of {target}: {}", check::to_text(run)),
                 ..MAX_LINES => tracing::warn!("scrub of {target}: {}", check::to_text(run)),
                 MAX_LINES => tracing::warn!(
                     "scrub of {target}: more blocks are bad; `sealblock scrub status` counts them, `sealblock verify` lists them"

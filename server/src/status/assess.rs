@@ -3,6 +3,7 @@
 use sealblock_layers_mirror::MirrorState;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_stack::quantity::count;
+use sealblock_stack::shell_word;
 use sealblock_units::ByteCount;
 
 use super::connections::LostConnection;
@@ -91,7 +92,8 @@ fn mirror_findings(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Findi
     let older = mirror.replicas.iter().filter(|replica| replica.stale_blocks > 0).map(|replica| {
         let (blocks, name) = (count(replica.stale_blocks, "block"), &replica.name);
         let words = format!("{blocks} have only an older copy, on {name}");
-        let advice = format!("`sealblock mirror accept-stale {target} {name}`, or rewrite them");
+        let advice =
+            format!("`sealblock mirror accept-stale {} {}`, or rewrite them", shell_word(target), shell_word(name));
         finding(Health::Damaged, words, advice)
     });
     let mut findings: Vec<Finding> = older.collect();
@@ -121,7 +123,9 @@ fn mirror_findings(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Findi
         replica.is(ReplicaState::OutOfSync) || !replica.online || !replica.file_errors.is_empty()
     };
     let advice = match ailing.iter().find(|replica| !replica.is(ReplicaState::Resyncing) && is_lost(replica)) {
-        Some(replica) => format!("if it stays offline, `sealblock mirror replace {name} {} NEW`", replica.name),
+        Some(replica) => {
+            format!("if it stays offline, `sealblock mirror replace {name} {} NEW`", shell_word(&replica.name))
+        }
         None if ailing.iter().any(|replica| replica.has_damage()) => {
             format!("`sealblock scrub start {name}` repairs them from another replica")
         }

@@ -106,6 +106,13 @@ impl DamageStatus {
         }
     }
 
+    /// How many blocks hosts have made unreadable, as text; `None` if there are none.
+    pub fn made_text(&self) -> Option<String> {
+        let blocks = count(self.made_unreadable, "block");
+        (self.made_unreadable > 0)
+            .then(|| format!("{blocks} made unreadable by hosts (Write Uncorrectable): no damage"))
+    }
+
     /// How many blocks are bad, and where, as text.
     pub fn to_text(&self) -> String {
         let named = self.runs.iter().take(MAX_NAMED_RUNS);

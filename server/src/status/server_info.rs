@@ -17,7 +17,6 @@ use crate::dates::unix_s;
 use crate::devices::DeviceHandle;
 use crate::exports::export::ListClients;
 use crate::log;
-use crate::plan::shell_word;
 
 /// The maximum number of clients that are listed.
 const MAX_CLIENTS: usize = 1024;
@@ -113,7 +112,7 @@ pub fn started_unix_s() -> u64 {
 async fn device(offers: &[&NamespaceView], started_unix_s: u64) -> DeviceStatus {
     let seen = offers[0].device.snapshot().await;
     let target = offers[0].text.clone();
-    let verdict = assess(&shell_word(&target), &seen, started_unix_s);
+    let verdict = assess(&sealblock_stack::shell_word(&target), &seen, started_unix_s);
     DeviceStatus {
         target,
         health: verdict.health,

@@ -11,7 +11,7 @@ use sealblock_layers_mirror::label::name::MirrorName;
 use sealblock_layers_mirror::{Answered, CreateOptions, MirrorInfo, OpenOptions, ReplicaSource, open_beside_lost};
 
 use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, mirror_error, replica_error};
-use crate::error::{Cause, StackError};
+use crate::error::{Cause, StackError, shell_word};
 use crate::failures::device_error;
 use crate::identity::new_uuid;
 use crate::opened::held::{Access, CloseHandle, Usage};
@@ -230,8 +230,9 @@ fn label_lost(target: &TargetName, mirror: &MirrorInfo) -> StackError {
         ErrorKind::MayBeOlder(WhyOlder::LabelLost)
     );
     StackError::new(Cause::Older, "open", why).on(target).lasting().advise(format!(
-        "compare what each has (`sealblock copy`); `sealblock mirror replace {target} {} --force` goes on with the others",
-        away.first().unwrap_or(&"REPLICA")
+        "compare what each has (`sealblock copy`); `sealblock mirror replace {} {} --force` goes on with the others",
+        shell_word(target),
+        shell_word(away.first().unwrap_or(&"REPLICA"))
     ))
 }
 

@@ -14,7 +14,7 @@ use sealblock_layers_mirror::{
 use sealblock_layers_stripe::label::MAGIC as STRIPE_MAGIC;
 use sealblock_media_file::Backing;
 
-use crate::error::{Cause, StackError};
+use crate::error::{Cause, StackError, shell_word};
 use crate::failures::OLDER;
 use crate::opened::connections::{LostRemote, RemoteConnection, all_lost, loss};
 use crate::opened::damage_view::DamageView;
@@ -224,6 +224,7 @@ impl OpenMirror {
         let format = geometry.protection.map_or("--guard none".to_owned(), |format| {
             format!("--guard {} --type {}", format.guard(), format.protection() as u8 + 1)
         });
+        let new = shell_word(new);
         failure.advise(format!(
             "`sealblock create {new} --size {size} --block-size {block} {format} --force` makes it a blank volume that fits; then repeat \
              the command"
@@ -329,7 +330,10 @@ impl OpenMirror {
             let why = format!(
                 "{name} has the only, older copies of {blocks}, which are lost on the remaining replicas, {left}"
             );
-            return Some((why, format!("`sealblock mirror accept-stale TARGET {name}`, or rewrite them")));
+            return Some((
+                why,
+                format!("`sealblock mirror accept-stale TARGET {}`, or rewrite them", shell_word(name)),
+            ));
         }
         let known = self.damage.replicas();
         let view_of = |name: &str| known.iter().find(|(known, _)| known == name).map(|(_, view)| view.clone());

@@ -16,7 +16,7 @@ use sealblock_media_volume::{
 use sealblock_runtime_ioctl::range_lock::Use;
 use sealblock_units::BlockSize;
 
-use crate::error::{Cause, StackError};
+use crate::error::{Cause, StackError, shell_word};
 use crate::failures::{medium_error, open_error, resize_error, volume_error};
 use crate::groups::membership::bars_resizing;
 use crate::identity::uuid_text;
@@ -198,7 +198,7 @@ pub fn remains_error(doing: &str, path: &Path, parts: &str) -> StackError {
     let why = format!("it has the remains of a protected volume without a usable superblock: {parts}");
     StackError::new(Cause::Damaged, doing, why)
         .on(path.display())
-        .advise(format!("use `sealblock rescue {} TO`, or another copy of the data", path.display()))
+        .advise(format!("use `sealblock rescue {} TO`, or another copy of the data", shell_word(path.display())))
 }
 
 /// Opens the volume at a path; anything else there is refused.

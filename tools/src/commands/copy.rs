@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 use sealblock_block::Device;
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
-use sealblock_stack::{Cause, Lost, RAW_FILE, StackError, on_reactor};
+use sealblock_stack::{Cause, Lost, RAW_FILE, StackError, on_reactor, shell_word};
 use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
 
-use crate::cli::Copy;
+use crate::cli::{Copy, Endpoint};
 use crate::exit::Exit;
 use crate::findings::{Findings, OutputStream};
 use crate::interrupt;
 use crate::progress::Show;
-use crate::report::print_json;
+use crate::report::{note, print_json, say_aside};
 use crate::tally::Tally;
 
 pub(super) use job::{CopyJob, Moved};
@@ -100,10 +100,8 @@ fn resume_command(arguments: &Copy, source: &Source, sink: &Sink, byte: u64) -> 
         rest(to.device.geometry().block_size)?,
         if arguments.salvage { " --salvage" } else { "" },
     );
-    Some(format!(
-        "sealblock copy{salvage} 'offset:{first}..,{}' 'offset:{first_to}..,{}'",
-        arguments.from, arguments.to
-    ))
+    let rest = |first: u64, end: &Endpoint| shell_word(format_args!("offset:{first}..,{end}"));
+    Some(format!("sealblock copy{salvage} {} {}", rest(first, &arguments.from), rest(first_to, &arguments.to)))
 }
 
 /// Says on standard error how far the copy came, and how to resume it.
@@ -117,22 +115,22 @@ impl Report {
     fn print(&self, behind: Option<u64>) {
         let Report { from, to, .. } = self;
         if self.lost_unlisted > 0 {
-            eprintln!("and {} more lost", count(self.lost_unlisted, "block"));
+            say_aside(format_args!("and {} more lost", count(self.lost_unlisted, "block")));
         }
         if self.blocks_lost > 0 {
             let blocks = count(self.blocks_lost, "block");
-            eprintln!("{blocks} of {from} lost; in {to} {}", self.lost_are.to_text());
+            say_aside(format_args!("{blocks} of {from} lost; in {to} {}", self.lost_are.to_text()));
         }
         let elapsed = Duration::from_secs_f64(self.elapsed_s);
         let tally = Tally { read: self.bytes_read, written: self.bytes_written, elapsed }.to_text();
-        eprintln!("{} copied from {from} to {to} {tally}", ByteCount::new(self.bytes));
+        say_aside(format_args!("{} copied from {from} to {to} {tally}", ByteCount::new(self.bytes)));
         if self.bytes == 0 {
-            eprintln!("nothing to copy");
+            say_aside("nothing to copy");
         } else if let (Some(behind), None) = (behind, self.resume_byte) {
             let larger = ByteCount::new(behind);
-            eprintln!(
+            say_aside(format_args!(
                 "note: {to} is {larger} larger than the data; the rest of the last block is zeroed, later blocks are unchanged"
-            );
+            ));
         }
     }
 }
@@ -157,7 +155,7 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
     findings.finish(&work.progress)?;
     // What was copied is whole all the same.
     for lost in source.lost_metadata().iter().filter(|_| !arguments.json) {
-        eprintln!("sealblock: {lost}");
+        note(lost);
     }
     let Moved { tally, blocks_lost } = copied.map_err(|failure| advise(failure, arguments))?;
     let ((lost, lost_unlisted), total) = (findings.into_runs(), work.total());

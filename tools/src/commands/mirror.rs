@@ -12,6 +12,7 @@ use sealblock_layers_mirror::label::name::MirrorName;
 use sealblock_stack::target::{GroupKind, TargetName};
 use sealblock_stack::{
     Access, Cause, MirrorOptions, OpenMirror, OpenTarget, StackError, create_mirror, member_of, on_reactor, open,
+    shell_word,
 };
 use sealblock_units::ByteCount;
 
@@ -19,7 +20,7 @@ use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorS
 use crate::commands::scrub::name_of;
 use crate::exit::Exit;
 use crate::progress::{Progress, Show};
-use crate::report::{Lines, attributed, note_lost_answers, print_report, say};
+use crate::report::{Lines, attributed, note, note_lost_answers, print_report, say};
 use sealblock_server::control::client::{FoundServer, find, find_to_change};
 use sealblock_server::control::protocol::{ControlCommand, TargetRef};
 use sealblock_server::devices::mirrors::execute;
@@ -178,7 +179,7 @@ async fn synchronise(
         return Ok(status);
     }
     let later = format!("it continues when {target} is next opened for writing or served");
-    eprintln!("sealblock: the devices are labelled, the resync has started and may be interrupted: {later}");
+    note(&format_args!("the devices are labelled, the resync has started and may be interrupted: {later}"));
     for replica in &lacking {
         status = wait(mirror, replica, status).await?;
     }
@@ -213,7 +214,8 @@ fn found_of(
         Some(socket) if found.is_none() => {
             let why = format!("the server behind {} does not serve it", socket.display());
             let failure = StackError::new(Cause::Unreachable, "find the server", why).on(target);
-            Err(failure.advise(format!("`sealblock status --control {}` says what it serves", socket.display())))
+            Err(failure
+                .advise(format!("`sealblock status --control {}` says what it serves", shell_word(socket.display()))))
         }
         _ => Ok(found),
     }
@@ -269,9 +271,9 @@ fn change(target: &TargetName, server: Option<FoundServer>, change: Change<'_>) 
     let (status, stranger) = on_holder(target, server, access, apply)?;
     say(&attributed(&to_text(&status), stranger))?;
     if is_served {
-        eprintln!(
-            "sealblock: have the server's configuration or command line name these replicas before its next start; on SIGHUP the server reads a \
-             configuration again without disturbing its clients"
+        note(
+            &"have the server's configuration or command line name these replicas before its next start; on SIGHUP the server reads a \
+              configuration again without disturbing its clients",
         );
     }
     Ok(exit_of_change(&status))

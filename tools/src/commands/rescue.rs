@@ -24,7 +24,7 @@ use crate::cli::{Endpoint, Rescue};
 use crate::exit::Exit;
 use crate::findings::{Findings, OutputStream};
 use crate::progress::Show;
-use crate::report::{print_json, say};
+use crate::report::{print_json, say, say_aside};
 
 /// The answer of `rescue`.
 #[derive(Serialize)]
@@ -88,7 +88,7 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
     })?;
     match (arguments.json, &arguments.to) {
         (true, _) => print_json(&report)?,
-        (false, Endpoint::Standard) => to_text(&report).iter().for_each(|line| eprintln!("{line}")),
+        (false, Endpoint::Standard) => to_text(&report).iter().for_each(say_aside),
         (false, Endpoint::Target(_)) => to_text(&report).iter().try_for_each(|line| say(line))?,
     }
     let is_whole = report.blocks_lost == 0 && report.is_certain();

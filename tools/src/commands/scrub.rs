@@ -10,7 +10,9 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use sealblock_block::{Ability, Device, Request, RequestKind, ReservedArea, Response};
 use sealblock_scrub::SavedState;
 use sealblock_stack::target::{Address, NVME_TCP_PORT, TargetName};
-use sealblock_stack::{Access, Cause, OpenTarget, StackError, TargetIdentity, device_error, on_reactor, open};
+use sealblock_stack::{
+    Access, Cause, OpenTarget, StackError, TargetIdentity, device_error, on_reactor, open, shell_word,
+};
 
 use crate::cli::{Scrub, ScrubCommand, ScrubStart, Scrubbed, ServedName};
 use crate::exit::Exit;
@@ -21,7 +23,7 @@ use sealblock_server::control::protocol::{ControlCommand, TargetRef};
 use sealblock_server::status::damage::DamageStatus;
 use sealblock_server::status::health::Health;
 use sealblock_server::status::scrub::ScrubStatus;
-use watch::Waited;
+use watch::{Until, Waited};
 
 /// Does it.
 pub fn run(arguments: &Scrub) -> Result<Exit, StackError> {
@@ -40,7 +42,7 @@ fn begin(start: &ScrubStart) -> Result<Exit, StackError> {
     let found = find_server(&start.what)?.ok_or_else(|| unserved(ACTION, &start.what.target))?;
     let status = found.scrub_command(ACTION, ControlCommand::ScrubStart { from, rate })?;
     if start.wait {
-        return wait(&found, status, start.json);
+        return wait(&found, status, start.json, Until::End);
     }
     print_report(start.json, &status, || attributed(&text::line(&status), found.stranger()))?;
     Ok(Exit::Clean)
@@ -48,7 +50,7 @@ fn begin(start: &ScrubStart) -> Result<Exit, StackError> {
 
 fn report(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, StackError> {
     let (status, is_older) = match find_server(what)? {
-        Some(found) if watch => return wait(&found, found.scrub_status()?, json),
+        Some(found) if watch => return wait(&found, found.scrub_status()?, json, Until::EndOrUnread),
         Some(found) => {
             let status = found.scrub_status()?;
             print(&status, json, found.stranger())?;
@@ -68,8 +70,9 @@ fn print(status: &ScrubStatus, json: bool, stranger: Option<String>) -> Result<(
 }
 
 /// Waits for the end of the run and reports what it found.
-fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, StackError> {
-    match watch::wait(found, first, json)? {
+fn wait(found: &FoundServer, first: ScrubStatus, json: bool, until: Until) -> Result<Exit, StackError> {
+    match watch::wait(found, first, json, until)? {
+        Waited::Unread(status) => Ok(Exit::from(status.health())),
         Waited::Ended(status) => {
             print(&status, json, found.stranger())?;
             // After a pause the rest is unchecked.
@@ -79,7 +82,7 @@ fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, Sta
         Waited::Interrupted(status) => {
             print_report(json, &*status, || attributed(&text::line(&status), found.stranger()))?;
             let how_far = format!("at block {}; the scrub continues", status.position);
-            let target = &status.target;
+            let target = shell_word(&status.target);
             let go_on =
                 format!("`sealblock scrub status {target} --watch`; to stop it, `sealblock scrub stop {target}`");
             interrupt::report(format!("waiting for the scrub of {target}"), how_far, go_on);
@@ -100,7 +103,7 @@ fn find_server(what: &Scrubbed) -> Result<Option<FoundServer>, StackError> {
 }
 
 fn unserved(doing: &str, target: &ServedName) -> StackError {
-    unserved_with(doing, format!("`sealblock serve {target}`; `sealblock verify` needs no server; --control PATH for a server with its own control socket"))
+    unserved_with(doing, format!("`sealblock serve {}`; `sealblock verify` needs no server; --control PATH for a server with its own control socket", shell_word(target)))
         .on(target)
 }
 

@@ -6,7 +6,6 @@
 mod text;
 
 use std::fs;
-use std::io::{IsTerminal, stdout};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -19,7 +18,7 @@ use serde::Serialize;
 use crate::cli::{Log, ServedName, ServerName, Status};
 use crate::commands::scrub::name_of;
 use crate::exit::Exit;
-use crate::report::{attributed, print_json, print_report, say};
+use crate::report::{attributed, print_json, print_report, reader_has_gone, redraw, say};
 use sealblock_server::control::client::{self, find, not_asked, query, query_all};
 use sealblock_server::control::exchange::printable;
 use sealblock_server::control::protocol::LogReport;
@@ -28,6 +27,8 @@ use sealblock_server::status::server_info::reaches;
 
 /// Time between two updates of `--watch`.
 const BETWEEN: Duration = Duration::from_secs(2);
+/// How often it is looked whether somebody still reads.
+const NAP: Duration = Duration::from_millis(100);
 const ACTION: &str = "read the status";
 
 /// The report.
@@ -58,10 +59,13 @@ pub fn run(arguments: &Status) -> Result<Exit, StackError> {
         let (began, report) = (Instant::now(), gather(arguments.server.as_ref(), arguments.control.as_deref())?);
         let earlier = before.as_ref().map(|(at, report)| (began - *at, report.servers.as_slice()));
         print(arguments, &report, earlier)?;
-        if !arguments.watch {
+        let next = began + BETWEEN;
+        while arguments.watch && Instant::now() < next && !reader_has_gone() {
+            thread::sleep(NAP);
+        }
+        if !arguments.watch || reader_has_gone() {
             return Ok(report.exit());
         }
-        thread::sleep(BETWEEN);
         before = Some((began, report));
     }
 }
@@ -83,9 +87,9 @@ fn print(arguments: &Status, report: &Report, earlier: Option<(Duration, &[Serve
     for unresponsive in &report.unresponsive {
         text.push_str(&format!("{:<13}{}: {}\n", "unresponsive", unresponsive.control, unresponsive.why));
     }
-    // On a terminal an update replaces the one before; on a pipe it follows.
-    let clear = if arguments.watch && stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
-    say(&format!("{clear}{}{}", text.trim_end(), if arguments.watch { "\n" } else { "" }))
+    // On a terminal an update replaces the one before; on a pipe it follows behind an empty line.
+    let text = text.trim_end();
+    if arguments.watch { redraw(&format!("{text}\n")) } else { say(text) }
 }
 
 impl Report {
@@ -219,10 +223,15 @@ fn chosen(
 ) -> Result<Report, StackError> {
     let mut report = ask_all();
     report.servers.retain(is_it);
-    if report.servers.is_empty() {
-        return Err(nobody(why).on(name));
+    match (report.servers.is_empty(), report.unresponsive.first()) {
+        (true, None) => Err(nobody(why).on(name)),
+        // It may be the one that is meant.
+        (true, Some(Unresponsive { control, why: silence })) => {
+            let why = format!("{why}, and the server at {control} did not respond: {silence}");
+            Err(StackError::new(Cause::Unreachable, ACTION, why).on(name).advise("repeat the command"))
+        }
+        (false, _) => Ok(Report { unresponsive: Vec::new(), ..report }),
     }
-    Ok(Report { unresponsive: Vec::new(), ..report })
 }
 
 fn ask_all() -> Report {

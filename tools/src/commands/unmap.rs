@@ -107,7 +107,8 @@ impl UnmapJob<'_> {
             let advice = "use --yes, or --range FIRST..LAST for a part";
             return Err(StackError::new(Cause::Usage, self.action, why).on(self.target).advise(advice));
         }
-        eprint!("This erases {all}. Continue? [y/N] ");
+        // Where it cannot be asked, nobody answers yes.
+        write!(io::stderr(), "This erases {all}. Continue? [y/N] ").ok();
         io::stderr().flush().ok();
         let mut answer = String::new();
         io::stdin().lock().read_line(&mut answer).map_err(|error| StackError::io("read the answer", &error))?;

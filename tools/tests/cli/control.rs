@@ -161,3 +161,20 @@ fn garbage_is_refused_and_disturbs_no_other_client() {
     place.run(&format!("verify {}", server.target("mem"))).succeeds();
     server.stop().is_clean();
 }
+
+#[test]
+fn a_server_that_cannot_answer_is_named_where_it_may_be_the_one_that_is_meant() {
+    let place = Place::new();
+    let server = Server::start(&place, "mem:1MiB");
+    let socket = sockets(&place).remove(0);
+    // As many as it takes, and more.
+    let held: Vec<_> = (0..40).map(|_| connect(&socket)).collect();
+    let name = socket.display().to_string();
+    let words = ["no server of this user has this process ID, and the server at ", &name, " did not respond: "];
+    place.run(&format!("status {}", server.pid())).fails(3, &words);
+    drop(held);
+    let tries = (0..1000).find(|_| place.run(&format!("status {}", server.pid())).status == 0);
+    assert!(tries.is_some());
+    place.run("status 1").fails(3, &["no server of this user has this process ID\n"]);
+    server.stop().is_clean();
+}

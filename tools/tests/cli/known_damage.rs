@@ -1,6 +1,11 @@
 //! What is known of bad blocks: kept on the device, said by every command in the same way, and forgotten only when the copy is written or
 //! found good.
 
+use sealblock_block::{Device, Durability, Request};
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Access, device_error, on_reactor, open};
+use sealblock_units::Extent;
+
 use crate::common::host::known_bad;
 use crate::common::server::{Nbd, Server};
 use crate::common::{BLOCK, Place, damaged, filled, noise};
@@ -346,4 +351,40 @@ fn a_block_that_was_lost_before_it_could_be_copied_is_bad_on_the_copy_as_well() 
         place.run(&format!("zero {made} --range 7..7")).succeeds();
         place.run(&format!("info {made}")).succeeds();
     }
+}
+
+#[test]
+fn blocks_that_a_host_made_unreadable_are_told_from_damage_everywhere() {
+    let place = Place::new();
+    place.volume("--size 1MiB", &noise(1, 1 << 20));
+    place.run("corrupt v --lba 9 --kind data").succeeds();
+    let volume = TargetName::File(place.path("v"));
+    on_reactor(async {
+        let host = open(&volume, Access::Write).await?;
+        let blocks = Extent::from_raw(20, 4).unwrap();
+        let made = host.device.execute(Request::write_uncorrectable(blocks, Durability::Volatile)).await;
+        host.close(made.map(drop).map_err(|error| device_error("write", &error))).await
+    })
+    .unwrap();
+    let server = Server::start(&place, "v --log info");
+    const MADE: &str = "4 blocks made unreadable by hosts (Write Uncorrectable): no damage";
+    place.run("status v").succeeds().says(&[MADE, "no damage is known"]);
+    place.run("scrub start v --wait").ends_with(1).says(&[
+        "1 block is bad (9)",
+        MADE,
+        "5 bad, 0 repaired, 5 unrepaired",
+    ]);
+    place.run("status v").ends_with(1).says(&[MADE, "1 block is bad (9)"]);
+    let told = place.run(&format!("copy {} -", server.target("v"))).ends_with(3).stderr.clone();
+    assert!(told.contains("block 9"), "{told}");
+    place.run(&format!("copy offset:20..23,{} -", server.target("v"))).ends_with(3);
+    let ended = server.stop();
+    let warned = ended.is_clean().told_of("damage found");
+    assert!(warned.iter().all(|line| line["blocks"] == "9"), "{warned:?}");
+    assert!(ended.stderr.contains("scrub of v: 20..23: made unreadable by a host"), "{}", ended.stderr);
+    let told = place.run("verify v");
+    told.ends_with(1);
+    assert!(told.stderr.contains("4 of 5 bad blocks made unreadable by hosts"), "{}", told.stderr);
+    place.run("zero v --range 20..23").succeeds();
+    assert!(!place.run("verify v").ends_with(1).stderr.contains("made unreadable"), "they are written");
 }

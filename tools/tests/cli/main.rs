@@ -32,6 +32,7 @@ mod nbd_unix;
 mod not_open;
 mod odd_ground;
 mod one_device;
+mod output;
 mod owners;
 mod paths;
 mod power_loss;

@@ -47,6 +47,11 @@ impl DamageHandle {
         self.0.all(0, u64::MAX)
     }
 
+    /// The runs among these blocks that hosts have made unreadable on purpose.
+    pub fn made_unreadable(&self, first: u64, last: u64) -> Vec<DamageRun> {
+        self.0.all(first, last).into_iter().filter(|run| run.is_made).collect()
+    }
+
     /// True if no bad block was dropped.
     pub fn is_complete(&self) -> bool {
         self.0.is_complete()

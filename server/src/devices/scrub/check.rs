@@ -6,7 +6,7 @@ use sealblock_block::{
 };
 use sealblock_units::{Extent, Lba};
 
-use crate::devices::bad_runs::BadRun;
+use crate::devices::bad_runs::{BadRun, blocks_text};
 
 /// The bad blocks of the extent, repaired if the device can do that. A failing medium may not report which blocks fail,
 /// so the extent is halved repeatedly, down to single blocks.
@@ -47,6 +47,9 @@ fn operation(gate: &DynDevice, extent: Extent) -> Request {
 /// Bad blocks, and whether they were repaired.
 pub fn to_text(run: &BadRun) -> String {
     let fate = if run.repaired { "repaired" } else { "not repaired" };
+    if run.is_made {
+        return format!("{}: made unreadable by a host", blocks_text(run.first, run.last));
+    }
     if run.first == run.last {
         let fault = BadBlock { repaired: false, lba: Lba::new(run.first), ..run.fault };
         return format!("{fault}, {fate}");
@@ -67,9 +70,12 @@ mod tests {
 
     #[test]
     fn damage_is_told_with_its_blocks_and_what_became_of_them() {
-        let told: Vec<_> = bad_runs(&[fault(3, false), fault(4, false), fault(9, true)]).iter().map(to_text).collect();
+        let told: Vec<_> =
+            bad_runs(&[fault(3, false), fault(4, false), fault(9, true)], None).iter().map(to_text).collect();
         assert_eq!(told[0], "blocks 3 to 4: guard, not repaired");
         assert!(told[1].starts_with("block 9: guard") && told[1].ends_with("found 0x0002, repaired"), "{}", told[1]);
-        assert!(to_text(&bad_runs(&[BadBlock::media(Lba::new(1))])[0]).ends_with("unreadable, not repaired"));
+        let unreadable = bad_runs(&[BadBlock::media(Lba::new(1))], None)[0];
+        assert!(to_text(&unreadable).ends_with("unreadable, not repaired"));
+        assert!(to_text(&BadRun { is_made: true, ..unreadable }).ends_with("1: made unreadable by a host"));
     }
 }

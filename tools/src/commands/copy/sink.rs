@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use sealblock_block::{Device, Durability, Medium, Request, RequestKind};
@@ -169,7 +169,8 @@ impl Sink {
         }
         if is_file && !path.exists() {
             check_new(path).map_err(|failure| failure.on(target))?;
-            let made = File::options().write(true).create(true).truncate(false).open(path);
+            // As a new volume: whoever may not read the source shall not read the copy.
+            let made = File::options().write(true).create(true).truncate(false).mode(0o600).open(path);
             made.map_err(|error| StackError::at_path("create", &error, path))?;
         }
         match overwrite(target, path, overwriting, usage).await? {

@@ -6,6 +6,7 @@ use sealblock_units::ByteCount;
 use crate::report::Lines;
 
 use sealblock_server::dates::{date, span};
+use sealblock_server::status::damage::DamageStatus;
 use sealblock_server::status::health::Checked;
 use sealblock_server::status::scrub::{ResultWord, RunStatus, SavedWord, ScrubStatus, StateWord};
 
@@ -34,6 +35,9 @@ pub fn to_text(status: &ScrubStatus) -> String {
     }
     if let Some(damage) = status.damage.as_ref().filter(|damage| damage.has_any()) {
         text.line(format!("  known damage: {}", damage.to_text()));
+    }
+    if let Some(made) = status.damage.as_ref().and_then(DamageStatus::made_text) {
+        text.line(format!("  {made}; a scrub counts them as unrepaired"));
     }
     for run in status.runs.iter().rev() {
         text.line(format!("  {}", past(run, status.checked)));

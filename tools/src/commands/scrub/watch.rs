@@ -13,7 +13,7 @@ use sealblock_units::ByteCount;
 
 use crate::interrupt;
 use crate::progress::{Progress, Show};
-use crate::report::say;
+use crate::report::{reader_has_gone, say};
 use sealblock_server::control::client::FoundServer;
 use sealblock_server::control::protocol::ControlCommand;
 use sealblock_server::status::scrub::{RunStatus, ScrubStatus, StateWord};
@@ -23,8 +23,19 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 /// How often it is looked whether a signal came.
 const NAP: Duration = Duration::from_millis(50);
 
+/// How long is waited.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// To the end of the run.
+    End,
+    /// Or until nobody reads what is printed.
+    EndOrUnread,
+}
+
 /// How a wait ended.
 pub enum Waited {
+    /// Nobody reads any more; the scrub continues.
+    Unread(Box<ScrubStatus>),
     /// No run is in progress, or it is paused.
     Ended(Box<ScrubStatus>),
     /// By a signal; the scrub continues.
@@ -35,7 +46,7 @@ pub enum Waited {
 ///
 /// # Errors
 /// When the server does not answer any more.
-pub fn wait(found: &FoundServer, first: ScrubStatus, is_silent: bool) -> Result<Waited, StackError> {
+pub fn wait(found: &FoundServer, first: ScrubStatus, is_silent: bool, until: Until) -> Result<Waited, StackError> {
     interrupt::watch();
     let show = if is_silent { Show::Never } else { Show::OnTerminal };
     let total = ByteCount::new(first.blocks.saturating_mul(first.block_size as u64));
@@ -51,7 +62,10 @@ pub fn wait(found: &FoundServer, first: ScrubStatus, is_silent: bool) -> Result<
         if !matches!(status.state, StateWord::Running | StateWord::Waiting) || status.run.is_none() {
             return Ok(Waited::Ended(Box::new(status)));
         }
-        nap();
+        nap(until);
+        if until.has_come() {
+            return Ok(Waited::Unread(Box::new(status)));
+        }
         if interrupt::came() {
             if let (Some(line), false) = (looks.end(), is_silent) {
                 progress.aside(|| say(&line))?;
@@ -71,9 +85,16 @@ fn show_progress(progress: &Progress, status: &ScrubStatus) {
     }
 }
 
-fn nap() {
+impl Until {
+    /// Whether the wait is over before the run has ended.
+    fn has_come(self) -> bool {
+        self == Until::EndOrUnread && reader_has_gone()
+    }
+}
+
+fn nap(until: Until) {
     for _ in 0..PROBE_INTERVAL.as_millis() / NAP.as_millis() {
-        if interrupt::came() {
+        if interrupt::came() || until.has_come() {
             return;
         }
         thread::sleep(NAP);

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use sealblock_server::control::protocol::ResizeReport;
 use sealblock_server::events::{Event, NotOpenInfo, OpenedInfo, Serving, SubsystemInfo};
-use sealblock_server::plan::{export_uri, host_text, namespace_uri, shell_word};
+use sealblock_server::plan::{export_uri, host_text, namespace_uri};
 use sealblock_server::status::scrub::RunStatus;
 use sealblock_stack::quantity::count;
+use sealblock_stack::shell_word;
 use sealblock_stack::target::NbdAddress;
 use sealblock_units::ByteCount;
 
@@ -146,7 +147,7 @@ fn nbd_text<'a>(
         }
         if let Some(path) = sockets.first() {
             text.line(format_args!("  nbdinfo {}", shell_word(&NbdAddress::Unix(path.clone()).uri(name))));
-            let path = shell_word(&path.to_string_lossy());
+            let path = shell_word(path.display());
             text.line(format_args!("  nbd-client -unix {path} -N {word} -b {block_size} /dev/nbd0"));
         }
     }

@@ -122,6 +122,9 @@ fn damage(lines: &mut Lines, known: &DamageStatus) {
     if known.runs.len() > MAX_DAMAGE || known.unlisted > 0 {
         lines.put("damage", "and more; `sealblock verify` lists them");
     }
+    if let Some(made) = known.made_text() {
+        lines.put("unreadable", made);
+    }
     for device in known.not_saved.iter().filter(|_| known.has_any()) {
         lines.put("damage", format_args!("not saved when the server exits: {device}"));
     }

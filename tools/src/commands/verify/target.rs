@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
-use sealblock_block::{Abilities, Device, Request, RequestKind, ReservedArea};
+use sealblock_block::{Abilities, BadBlockCause, Device, Request, RequestKind, ReservedArea};
 use sealblock_server::status::health::Checked;
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::BlockSpan;
 use sealblock_stack::target::TargetName;
-use sealblock_stack::{Access, Cause, OpenTarget, StackError, Usage, on_reactor, open_for};
+use sealblock_stack::{Access, Cause, OpenTarget, StackError, Usage, on_reactor, open_for, shell_word};
 
 use crate::cli::Verify;
 use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::Show;
-use crate::report::{VerifyReport, note_lost_answers, print_json, say};
+use crate::report::{VerifyReport, note, note_lost_answers, print_json, say};
 use crate::tally::Tally;
 
 use super::job::{Findings, VerifyJob, VerifyRequest};
@@ -74,6 +74,7 @@ async fn verify(order: VerifyRequest<'_>, file: Option<ResumeFile>, show: Show) 
             Some(session) => session.merge(report, block_bytes),
             None => report,
         };
+        note_made(&report, opened);
         let report = files::with_files(report, opened, arguments.quiet || arguments.json);
         Ok((report, repairs, session))
     };
@@ -97,16 +98,16 @@ async fn look_again(order: VerifyRequest<'_>, (report, repairs, session): Verifi
         Ok(still) => still,
         Err(failure) => {
             for lost in &report.lost_metadata {
-                eprintln!("sealblock: {lost}; unknown whether it was rewritten: {}", failure.in_short());
+                note(&format_args!("{lost}; unknown whether it was rewritten: {}", failure.in_short()));
             }
             return Ok((report, repairs, session));
         }
     };
     for lost in report.lost_metadata.iter().filter(|lost| !still.contains(lost)) {
-        eprintln!("sealblock: {lost}; it was rewritten");
+        note(&format_args!("{lost}; it was rewritten"));
     }
     for lost in &still {
-        eprintln!("sealblock: {lost}; it was not rewritten");
+        note(&format_args!("{lost}; it was not rewritten"));
     }
     Ok((VerifyReport { lost_metadata: still, ..report }, repairs, session))
 }
@@ -125,15 +126,29 @@ fn report_opening(arguments: &Verify, opened: &OpenTarget) -> Vec<String> {
     if left_out > 0 && !arguments.quiet {
         // No damage: such blocks have their old content. The application that wrote them without a flush may need to know.
         let (writes, verb) = (count(left_out, "write"), if left_out == 1 { "was" } else { "were" });
-        eprintln!("sealblock: {writes} in flight at a crash did not complete and {verb} discarded");
+        note(&format_args!("{writes} in flight at a crash did not complete and {verb} discarded"));
     }
     report_lost(arguments, opened.info.lost_metadata().superblocks())
+}
+
+/// Says which of the bad blocks hosts have made unreadable: these are no damage, and no other copy has their data.
+fn note_made(report: &VerifyReport, opened: &OpenTarget) {
+    let (runs, _) = opened.info.damage.summary();
+    let is_made = |lba: u64| runs.iter().any(|run| run.is_made && (run.first..=run.last).contains(&lba));
+    let made = report.errors.iter().filter(|error| error.field == BadBlockCause::Media && is_made(error.lba)).count();
+    if made > 0 {
+        note(&format_args!(
+            "{} of {} made unreadable by hosts (Write Uncorrectable)",
+            made,
+            count(report.errors.len() as u64, "bad block")
+        ));
+    }
 }
 
 /// Prints which copies of metadata are lost. A repair prints what became of them.
 fn report_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
     for lost in lost.iter().filter(|_| !arguments.repair) {
-        eprintln!("sealblock: {lost}; --repair rewrites it");
+        note(&format_args!("{lost}; --repair rewrites it"));
     }
     lost
 }
@@ -158,7 +173,7 @@ async fn accept_lost(opened: &OpenTarget) -> Result<(), StackError> {
     opened.forget_lost().await?;
     let are_left = opened.lost_answers();
     for reason in lost.iter().filter(|reason| !are_left.contains(reason)) {
-        eprintln!("sealblock: no server tells its hosts any more that writes may be lost: {reason}");
+        note(&format_args!("no server tells its hosts any more that writes may be lost: {reason}"));
     }
     Ok(())
 }
@@ -298,12 +313,13 @@ fn report_repairs(report: &VerifyReport, repairs: Repairs) {
     let target = &report.target;
     match repairs {
         Repairs::Here => {
-            eprintln!("sealblock: {lasting} of {} could not be repaired: no good copy is left", report.errors.len());
+            note(&format_args!("{lasting} of {} could not be repaired: no good copy is left", report.errors.len()));
         }
         Repairs::ByServer => {
-            eprintln!("sealblock: cannot repair over the network\ntry: `sealblock scrub start {target}` on the server")
+            let target = shell_word(target);
+            note(&format_args!("cannot repair over the network\ntry: `sealblock scrub start {target}` on the server"))
         }
-        Repairs::Nowhere => eprintln!("sealblock: nothing was repaired: {target} has no other copy of its blocks"),
+        Repairs::Nowhere => note(&format_args!("nothing was repaired: {target} has no other copy of its blocks")),
     }
 }
 
