@@ -11,6 +11,7 @@ use sealblock_runtime_reactor::{CoreHandle, now, spawn};
 
 use crate::connection::task::Connection;
 use crate::model::checksums::ChecksumStats;
+use crate::model::controller::Controller;
 use crate::model::limits::Limits;
 use crate::model::namespace::SetupError;
 use crate::model::registry::TargetState;
@@ -78,6 +79,17 @@ impl Target {
     }
 }
 
+impl Target {
+    /// The hosts that may send commands to the namespace that has, or had, this number, or whose last commands to it may
+    /// still be executed: if another device got the number, they would be executed on that one.
+    pub fn hosts_that_may_use(&self, nqn: &Nqn, nsid: u32) -> Vec<ConnectedHost> {
+        let controllers = self.0.unfenced_controllers();
+        let users =
+            controllers.iter().filter(|controller| controller.subsystem.nqn == *nqn && controller.may_use(nsid));
+        users.map(connected_host).collect()
+    }
+}
+
 /// A host that is connected to a subsystem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectedHost {
@@ -102,15 +114,17 @@ impl Target {
     pub fn connected_hosts(&self) -> Vec<ConnectedHost> {
         let controllers = self.0.unfenced_controllers();
         let users = controllers.iter().filter(|controller| !controller.is_discovery);
-        users
-            .map(|controller| ConnectedHost {
-                host: controller.host.clone(),
-                from: controller.from.clone(),
-                subsystem: controller.subsystem.nqn.clone(),
-                controller: controller.id,
-                io_queues: controller.io_queues.lock().values().filter(|queue| Weak::strong_count(queue) > 0).count(),
-                connected: now().saturating_duration_since(controller.connected_at),
-            })
-            .collect()
+        users.map(connected_host).collect()
+    }
+}
+
+fn connected_host(controller: &Arc<Controller>) -> ConnectedHost {
+    ConnectedHost {
+        host: controller.host.clone(),
+        from: controller.from.clone(),
+        subsystem: controller.subsystem.nqn.clone(),
+        controller: controller.id,
+        io_queues: controller.io_queues.lock().values().filter(|queue| Weak::strong_count(queue) > 0).count(),
+        connected: now().saturating_duration_since(controller.connected_at),
     }
 }

@@ -57,6 +57,21 @@ impl NbdExport {
         self.server.set_default(self.default.clone());
     }
 
+    /// Refuses to give the name of an export to another device while clients use it: they connect again by themselves,
+    /// and would go on with the other.
+    fn check_names(&self, wanted: &[Wanted<'_>]) -> Result<(), StackError> {
+        let clients = self.server.clients();
+        for Wanted { name, device } in wanted {
+            let is_other = self.offered.get(name).is_some_and(|offered| Weak::as_ptr(offered) != Rc::as_ptr(device));
+            if let Some(client) = clients.iter().find(|client| is_other && client.export == *name) {
+                let why = format!("the export {name:?} is another device for the client at {}", client.from);
+                let failure = StackError::new(Cause::Refused, "serve", why).on(&device.target);
+                return Err(failure.advise("use another name, or disconnect the client first"));
+            }
+        }
+        Ok(())
+    }
+
     /// Withdraws what is no longer wanted, or is another device now.
     fn remove_others(&mut self, wanted: &[Wanted<'_>]) -> Result<(), StackError> {
         let stays = |name: &String, device: &Weak<ServedDevice>| {
@@ -113,7 +128,11 @@ impl export::Export for NbdExport {
 
     fn prepare<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>> {
         let Plan { inherited, .. } = change.plan;
-        async move { self.listeners.prepare(&change.plan.places_of(NBD), inherited).await }.boxed_local()
+        async move {
+            self.check_names(&exports(change.plan, change.wanted))?;
+            self.listeners.prepare(&change.plan.places_of(NBD), inherited).await
+        }
+        .boxed_local()
     }
 
     fn abandon(&mut self) {

@@ -1,5 +1,6 @@
 //! The export over NVMe/TCP: subsystems for hosts. All other parts identify a namespace by its names here.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use futures_util::future::{FutureExt, LocalBoxFuture, ready};
 use sealblock_exports_nvme_tcp::{ConnectedHost, Hosts, Limits, SetupError, Target};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::{CoreHandle, now, sleep};
-use sealblock_stack::StackError;
+use sealblock_stack::{Cause, StackError};
 
 use crate::devices::ServedDevice;
 use crate::events::Serving;
@@ -27,6 +28,8 @@ pub struct NvmeExport {
     listeners: Listeners,
     drain: Duration,
     advertised: Vec<(SocketAddr, SocketAddr)>,
+    /// The UUIDs of removed namespaces, by subsystem and number.
+    removed: BTreeMap<(Nqn, u32), [u8; 16]>,
 }
 
 impl NvmeExport {
@@ -34,7 +37,46 @@ impl NvmeExport {
     pub fn new(cores: Vec<CoreHandle>, limits: &Limits) -> Result<NvmeExport, StackError> {
         let target = Target::new([], limits.clone()).map_err(|error| setup_error(&error))?;
         let listeners = Listeners::new(cores[0].clone());
-        Ok(NvmeExport { target: target.with_cores(cores), listeners, drain: limits.drain, advertised: Vec::new() })
+        Ok(NvmeExport {
+            target: target.with_cores(cores),
+            listeners,
+            drain: limits.drain,
+            advertised: Vec::new(),
+            removed: BTreeMap::new(),
+        })
+    }
+
+    /// Refuses to give the number of a namespace to another device while hosts may send commands to the one that they
+    /// know: what they write would overwrite the other.
+    fn check_numbers(&self, Change { before, wanted, .. }: Change<'_>) -> Result<(), StackError> {
+        for (nqn, new) in wanted {
+            for (nsid, space) in &new.spaces {
+                match before.get(nqn).and_then(|old| old.spaces.get(nsid)) {
+                    Some(old) if Rc::ptr_eq(&old.device, &space.device) => {}
+                    Some(_) => self.check_unused(nqn, space)?,
+                    None => self.check_removed(nqn, space)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for a number that is free now.
+    fn check_removed(&self, nqn: &Nqn, space: &OfferedNamespace) -> Result<(), StackError> {
+        match self.removed.get(&(nqn.clone(), space.plan.nsid)) {
+            Some(uuid) if *uuid != space.uuid => self.check_unused(nqn, space),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_unused(&self, nqn: &Nqn, space: &OfferedNamespace) -> Result<(), StackError> {
+        let (nsid, users) = (space.plan.nsid, self.target.hosts_that_may_use(nqn, space.plan.nsid));
+        let Some(host) = users.first() else { return Ok(()) };
+        let name = host.host.as_ref().map_or("unknown", Nqn::as_str);
+        let why = format!("namespace {nsid} of {nqn} is another device for the host {name} at {}", host.from);
+        let failure = StackError::new(Cause::Refused, "serve", why).on(&space.plan.target);
+        Err(failure
+            .advise("use another nsid; or remove the namespace, and add it when this host has noticed or disconnected"))
     }
 
     /// Applies the differences to a subsystem that stays.
@@ -78,9 +120,14 @@ impl NvmeExport {
             match stays {
                 None => {
                     self.target.remove_subsystem(nqn).map_err(|error| setup_error(&error))?;
+                    self.removed.retain(|(subsystem, _), _| subsystem != nqn);
                     ended.push(nqn);
                 }
-                Some(new) => self.change_subsystem(nqn, old, new)?,
+                Some(new) => {
+                    self.change_subsystem(nqn, old, new)?;
+                    let removed = old.spaces.iter().filter(|(nsid, _)| !new.spaces.contains_key(nsid));
+                    self.removed.extend(removed.map(|(nsid, space)| ((nqn.clone(), *nsid), space.uuid)));
+                }
             }
         }
         self.wait_for(&ended).await;
@@ -119,7 +166,11 @@ impl Export for NvmeExport {
 
     fn prepare<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>> {
         let Plan { inherited, .. } = change.plan;
-        async move { self.listeners.prepare(&change.plan.places(), inherited).await }.boxed_local()
+        async move {
+            self.check_numbers(change)?;
+            self.listeners.prepare(&change.plan.places(), inherited).await
+        }
+        .boxed_local()
     }
 
     fn abandon(&mut self) {
@@ -151,7 +202,8 @@ impl Export for NvmeExport {
         space: &'a OfferedNamespace,
     ) -> LocalBoxFuture<'a, Result<(), StackError>> {
         let failed = |error| setup_error(&error).on(&subsystem.nqn);
-        let added = space.namespace().and_then(|namespace| {
+        let checked = self.check_removed(&subsystem.nqn, space);
+        let added = checked.and_then(|()| space.namespace()).and_then(|namespace| {
             self.target.add_namespace(&subsystem.nqn, space.plan.nsid, namespace).map_err(failed)
         });
         ready(added.map(drop)).boxed_local()

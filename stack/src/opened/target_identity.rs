@@ -1,18 +1,23 @@
 //! What a target is, whatever it is called: servers and commands compare targets by this, and never by their names.
 //!
 //! A file or block device is its bytes ([`crate::leaves`]); its place, a path whose folder is resolved, counts only where one side has
-//! nothing at it. A remote target is its address and name. Memory has no identity but its name. A group is the set of its members.
+//! nothing at it. A remote target is its address and name. Memory has no identity but its name. A group is the set of its members; where
+//! no labels tell the order of a stripe and its chunk size, these as well.
 //! Identities that a peer sends are untrusted: they are compared and printed, and name nothing that is opened.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::slice::from_ref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use sealblock_layers_stripe::CHUNK;
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::leaves::{Leaf, leaves_at};
 use crate::target::{GroupKind, NVME_TCP_PORT, NbdAddress, TargetName};
 
+/// How the kind of a group ends whose members have no labels.
+const NO_LABEL: &str = "-nolabel";
 /// Max. compositions of an open group that are remembered, the first and the present one among them.
 const MAX_COMPOSITIONS: usize = 16;
 
@@ -31,7 +36,7 @@ pub enum TargetIdentity {
     },
     /// Several as one.
     Group {
-        /// How: `mirror`, `stripe` or `multipath`.
+        /// How: `mirror`, `stripe` or `multipath`; `stripe-65536-nolabel` where the order of members and the bytes of a chunk count.
         kind: String,
         /// Its members.
         members: Vec<TargetIdentity>,
@@ -82,7 +87,7 @@ impl TargetIdentity {
             }
             TargetName::Nbd { address, export, .. } => device(Some(address.uri(export)), Vec::new()),
             TargetName::Group { kind, members } => TargetIdentity::Group {
-                kind: kind.name().to_owned(),
+                kind: kind_of(*kind),
                 members: members.iter().map(|member| TargetIdentity::with(member, leaves)).collect(),
             },
             TargetName::Offset { range, target } => {
@@ -94,13 +99,16 @@ impl TargetIdentity {
         }
     }
 
-    /// How this compares with `other`. Order of members does not count.
+    /// How this compares with `other`. The order of members counts only in an unlabelled stripe.
     pub fn compare(&self, other: &TargetIdentity) -> Sameness {
         use TargetIdentity::{Device, Group, Part};
         let fits = match (self, other) {
             (Device { .. }, Device { .. }) => self.compare_devices(other),
+            // In another order, the blocks of an unlabelled stripe are others.
             (Group { kind, members }, Group { kind: other_kind, members: others }) if kind == other_kind => {
-                if are_same(members, others) { Sameness::Same } else { Sameness::Different }
+                let are_in_order = || members.iter().zip(others).all(|(a, b)| are_same(from_ref(a), from_ref(b)));
+                let fit = are_same(members, others) && (!kind.ends_with(NO_LABEL) || are_in_order());
+                if fit { Sameness::Same } else { Sameness::Different }
             }
             (Part { range, of }, Part { range: other_range, of: other_of }) if range == other_range => {
                 of.compare(other_of)
@@ -232,6 +240,15 @@ fn are_same(members: &[TargetIdentity], others: &[TargetIdentity]) -> bool {
     left.is_empty()
 }
 
+fn kind_of(kind: GroupKind) -> String {
+    match kind {
+        GroupKind::Stripe { chunk, labelled: false } => {
+            format!("{}-{}{NO_LABEL}", kind.name(), chunk.unwrap_or(CHUNK).get())
+        }
+        GroupKind::Mirror | GroupKind::Stripe { .. } | GroupKind::Multipath => kind.name().to_owned(),
+    }
+}
+
 /// An absolute path in the folder where the path is, whatever that is called.
 fn place_of(path: &Path) -> String {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -286,7 +303,7 @@ impl TargetLabel {
     pub fn set_members(&self, kind: GroupKind, members: Vec<(String, TargetIdentity)>) {
         let mut known = self.lock();
         let identities = members.iter().map(|(_, identity)| identity.clone()).collect();
-        known.compositions.push(TargetIdentity::Group { kind: kind.name().to_owned(), members: identities });
+        known.compositions.push(TargetIdentity::Group { kind: kind_of(kind), members: identities });
         if known.compositions.len() > MAX_COMPOSITIONS {
             known.compositions.remove(1);
         }
@@ -392,6 +409,20 @@ mod tests {
         );
         assert_eq!(at("nvme+tcp://h/nqn.x/1").compare(&at("nvme+tcp://h:4420/nqn.x/1?queues=2")), Sameness::Same);
         assert_eq!(at("nvme+tcp://h/nqn.x/1").compare(&at("nvme+tcp://h/nqn.x/2")), Sameness::Different);
+    }
+
+    #[test]
+    fn a_stripe_without_labels_is_its_members_in_their_order_with_their_chunks() {
+        let folders = Folders::new();
+        let at = |text: &str| folders.of("x1", text);
+        assert_eq!(at("stripe:a,b").compare(&at("stripe:b,a")), Sameness::Same, "labels tell the order");
+        assert_eq!(at("stripe-nolabel:a,b").compare(&at("stripe-64KiB-nolabel:a,./b")), Sameness::Same);
+        let shares = Sameness::Shares(folders.name("x1", "a").to_string());
+        for other in ["stripe:a,b", "stripe-4KiB:a,b", "stripe-4KiB-nolabel:a,b"] {
+            assert_eq!(at(other).compare(&at("stripe-nolabel:a,b")), shares, "{other}");
+        }
+        let shares = Sameness::Shares(folders.name("x1", "b").to_string());
+        assert_eq!(at("stripe-nolabel:b,a").compare(&at("stripe-nolabel:a,b")), shares);
     }
 
     #[test]

@@ -43,7 +43,9 @@ pub fn run(arguments: &Info) -> Result<Exit, StackError> {
 
 /// How well a target is by what is known of it: nothing is read for that.
 fn known(opened: &OpenTarget) -> Exit {
-    let mirror = opened.info.mirror.as_ref().map_or(Health::Healthy, |mirror| MirrorStatus::of(mirror).health());
+    // Of mirrors below a part or a group, too: reads of those blocks have as few copies.
+    let mirrors = opened.info.all().into_iter().filter_map(|info| info.mirror.as_ref());
+    let mirror = mirrors.map(|mirror| MirrorStatus::of(mirror).health()).max().unwrap_or(Health::Healthy);
     let copies = opened.info.lost_metadata().unwritten();
     let metadata = if copies.is_empty() { Health::Healthy } else { Health::Incomplete };
     DamageStatus::of(&opened.info.damage).health().max(mirror).max(metadata).into()

@@ -1,7 +1,7 @@
 //! SIGHUP: what changes, what stays, and what is refused.
 
 use crate::common::Place;
-use crate::common::server::Server;
+use crate::common::server::{Nbd, Server};
 use serde_json::Value;
 
 fn subsystem(name: &str, more: &str, target: &str) -> String {
@@ -254,4 +254,72 @@ fn a_configuration_with_the_old_replica_is_refused_with_the_difference() {
          at the next start";
     assert_eq!(ended.told_of(told).len(), 1, "{}", ended.stderr);
     place.run("serve --listen 127.0.0.1:0 mirror:a,b").fails(3, &["was removed"]);
+}
+
+#[test]
+fn the_number_of_a_namespace_is_given_to_no_other_device_while_a_host_uses_it() {
+    let place = Place::new();
+    for name in ["v", "w", "x"] {
+        place.run(&format!("create {name} --size 8MiB")).succeeds();
+    }
+    let spaces = |targets: &[(u32, &str)]| {
+        let space =
+            |(nsid, target): &(u32, &str)| format!("[[subsystems.namespaces]]\nnsid = {nsid}\ntarget = \"{target}\"\n");
+        format!("[[subsystems]]\nname = \"a\"\n{}", targets.iter().map(space).collect::<String>())
+    };
+    place.write("sealblock.toml", spaces(&[(1, "v"), (2, "w")]).as_bytes());
+    let mut server = Server::start_at(&place, "--listen 127.0.0.1:0");
+    // A host that stays connected, and reads no list of namespaces.
+    let mut host = place.start(&format!("verify {}/1 --rate 64KiB/s", server.target("a")));
+    let is_connected = |place: &Place| {
+        let status = place.run(&format!("status {} --json", server.pid())).json();
+        !status["servers"][0]["clients"].as_array().unwrap().is_empty()
+    };
+    (0..1000).find(|_| is_connected(&place)).expect("the host connects");
+    let refused = |event: &Value| {
+        assert_eq!(event["event"], "reload_failed", "{event}");
+        let reason = event["reason"].as_str().unwrap();
+        assert!(
+            reason.contains("namespace 1 of nqn.2026-11.io.sealblock:a is another device for the host"),
+            "{reason}"
+        );
+    };
+    refused(&reload(&place, &mut server, &spaces(&[(1, "w"), (2, "v")])));
+    refused(&reload(&place, &mut server, &spaces(&[(1, "x"), (2, "w")])));
+    assert_eq!(reload(&place, &mut server, &spaces(&[(1, "v"), (2, "w"), (3, "x")]))["event"], "reloaded");
+    host.kill().unwrap();
+    host.wait().unwrap();
+    let exchange = (0..1000).find(|_| {
+        let event = reload(&place, &mut server, &spaces(&[(1, "w"), (2, "v")]));
+        event["event"] == "reloaded"
+    });
+    assert!(exchange.is_some(), "no host uses it");
+    server.stop().is_clean();
+}
+
+#[test]
+fn the_name_of_an_export_is_given_to_no_other_device_while_a_client_uses_it() {
+    let place = Place::new();
+    for name in ["v", "w"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    let named = |one: &str, two: &str| {
+        let space =
+            |target: &str, name: &str| format!("[[subsystems.namespaces]]\ntarget = \"{target}\"\nnbd = \"{name}\"\n");
+        let head = "[[nbd]]\naddress = \"127.0.0.1:0\"\n[[subsystems]]\nname = \"a\"\n";
+        format!("{head}{}{}", space("v", one), space("w", two))
+    };
+    place.write("sealblock.toml", named("one", "two").as_bytes());
+    let mut server = Server::start_at(&place, "--listen 127.0.0.1:0");
+    let address = server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned();
+    let mut client = Nbd::open(&address, "one").unwrap();
+    let event = reload(&place, &mut server, &named("two", "one"));
+    assert_eq!(event["event"], "reload_failed");
+    let reason = event["reason"].as_str().unwrap();
+    assert!(reason.contains("the export \"one\" is another device for the client at 127.0.0.1"), "{reason}");
+    assert_eq!(client.write(0, &[7; 4096]), 0, "it goes on");
+    client.disconnect();
+    let exchange = (0..1000).find(|_| reload(&place, &mut server, &named("two", "one"))["event"] == "reloaded");
+    assert!(exchange.is_some(), "nobody uses it");
+    server.stop().is_clean();
 }

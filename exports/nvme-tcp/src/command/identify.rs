@@ -44,7 +44,9 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, args: &Identify) ->
     match args.cns {
         Cns::Controller => Ok(identify_controller(controller, limits).encode()),
         Cns::ActiveNamespaces | Cns::CommandSetActiveNamespaces => {
-            let list = namespace_list(controller.subsystem.namespaces().keys().copied(), args.nsid);
+            let active = controller.subsystem.namespaces();
+            let list = namespace_list(active.keys().copied(), args.nsid);
+            controller.active_list_read(&active, args.nsid);
             list.ok_or(StatusCode::INVALID_NAMESPACE.into())
         }
         Cns::CommandSetController => {

@@ -7,7 +7,7 @@
 //! Invariant: a queue is added under the lock of `io_queues` while the controller is ready and has not ended. A task
 //! that changes either of these states takes the lock afterwards, so it misses no queue.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
@@ -75,6 +75,9 @@ pub(crate) struct Controller {
     pub(crate) io_queues: Locked<BTreeMap<u16, Weak<ControlSignal>>>,
     /// The flush cursors of this controller, one for each device. All its queues share it.
     flush_cursors: Locked<Vec<Arc<FlushCursor>>>,
+    /// The numbers of removed namespaces to which the host may still send commands: since then, it has read no list of
+    /// active namespaces without them.
+    unnoticed_removals: Locked<BTreeSet<u32>>,
     state: Locked<ControllerState>,
     /// CSTS.RDY as commands see it; cleared as soon as a reset begins.
     is_ready: Flag,
@@ -143,6 +146,7 @@ impl Controller {
             damage_page: Locked::default(),
             io_queues: Locked::default(),
             flush_cursors: Locked::default(),
+            unnoticed_removals: Locked::default(),
             state: Locked::default(),
             is_ready: Flag::new(false),
             has_ended: Flag::new(false),
@@ -490,8 +494,19 @@ impl Controller {
     /// change. May be called on any core.
     pub(crate) fn namespace_removed(&self, nsid: u32, namespace: &Arc<Namespace>) {
         namespace.state.unsubscribe(nsid, &self.async_events);
+        self.unnoticed_removals.lock().insert(nsid);
         self.signal_io_queues(Signals::CHANGED);
         self.async_events.namespace_changed(nsid);
+    }
+
+    /// The host gets a list of the active namespaces above a number.
+    pub(crate) fn active_list_read(&self, active: &BTreeMap<u32, Arc<Namespace>>, above: u32) {
+        self.unnoticed_removals.lock().retain(|nsid| *nsid <= above || active.contains_key(nsid));
+    }
+
+    /// True if the host may send commands to a namespace that has, or had, this number.
+    pub(crate) fn may_use(&self, nsid: u32) -> bool {
+        self.namespace(nsid).is_ok() || self.unnoticed_removals.lock().contains(&nsid)
     }
 
     /// Lets each I/O queue release the resized namespace on its own core, and reports the change. May be called on any

@@ -120,3 +120,23 @@ fn hosts_that_are_no_longer_allowed_are_disconnected() {
         assert_eq!(queue.connect(SUBNQN, 0, 0xFFFF, 0).await.status(), 0x184);
     });
 }
+
+#[test]
+fn a_host_may_use_a_removed_number_until_it_has_read_a_list_without_it() {
+    run(|| async {
+        let spread = spread(short());
+        let users = |nsid| spread.target.hosts_that_may_use(&nqn(), nsid).len();
+        assert_eq!([1, 2, 9].map(users), [0, 0, 0], "nobody is connected");
+        let (mut admin, _io) = host(spread.address, 1).await;
+        assert_eq!([1, 2, 9].map(users), [1, 1, 0]);
+        spread.target.remove_namespace(&nqn(), 1).unwrap();
+        assert_eq!(users(1), 1, "a command may be on its way");
+        admin.identify(Cns::ActiveNamespaces, 1).await.ok();
+        assert_eq!(users(1), 1, "the list began behind it");
+        admin.identify(Cns::ActiveNamespaces, 0).await.ok();
+        assert_eq!([1, 2].map(users), [0, 1]);
+        let fresh = device(&spread.cores.handle(1).unwrap(), &spread.latch);
+        spread.target.add_namespace(&nqn(), 1, Namespace::new(fresh, [7; 16])).unwrap();
+        assert_eq!(users(1), 1);
+    });
+}

@@ -29,7 +29,7 @@ fn to_text(event: &Event) -> String {
     match event {
         Event::Ready(serving) => ready_text(serving),
         Event::Reloaded(serving) => format!("the configuration was reloaded\n{}", ready_text(serving)),
-        Event::ReloadFailed { .. } => "the configuration was reloaded without changes".to_owned(),
+        Event::ReloadFailed { .. } => "the configuration was not reloaded: the old one stays in effect".to_owned(),
         Event::Opened(opened) => opened_text(opened),
         Event::ScrubStarted { target, position, resumed } => {
             let how = if *resumed { "goes on" } else { "begins" };
