@@ -21,7 +21,10 @@ use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::{EarlierClients, SharedDevice};
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, shutdown_requested, sleep, spawn, timeout};
 use sealblock_scrub::Settings;
-use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, TargetLabel, Usage, open_for};
+use sealblock_stack::identity::new_uuid;
+use sealblock_stack::{
+    Access, Cause, OpenTarget, ReadOnly, StackError, TargetLabel, Usage, namespace_behind, open_for,
+};
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};
@@ -31,6 +34,7 @@ use crate::devices::observer::{ReportTargets, RequestObserver};
 use crate::devices::resize::{LocalDevice, ResizeResult};
 use crate::devices::scrub::ScrubTask;
 use crate::events::{Event, EventSender};
+use crate::exports::block_device::is_volatile;
 use crate::plan::NamespacePlan;
 use crate::status::damage::DamageStatus;
 use crate::status::mirror::MirrorStatus;
@@ -52,8 +56,11 @@ pub struct ServedDevice {
     pub usage: Usage,
     /// State shared by all namespaces of the device; it survives their removal and re-creation.
     pub state: Arc<NamespaceState>,
-    /// The identity of the volume or mirror, if it is one.
-    pub volume_uuid: Option<[u8; 16]>,
+    /// The identity of its content: that of the volume or mirror, or one drawn for what is lost with the server, so that
+    /// no two memories are taken for one device.
+    pub content_uuid: Option<[u8; 16]>,
+    /// The identity of the namespace at another server that it is, if it is one.
+    pub origin: Option<[u8; 16]>,
     /// True if it is a mirror.
     pub is_mirror: bool,
     /// True if acknowledged but unflushed changes may be lost when this process is killed: a volume collects map
@@ -198,7 +205,8 @@ impl DeviceTable {
                 usage: plan.usage,
                 target: opened.label,
                 state,
-                volume_uuid: opened.volume_uuid,
+                content_uuid: opened.content_uuid,
+                origin: opened.origin,
                 is_mirror: opened.is_mirror,
                 gathers_changes: opened.gathers_changes,
                 handle: DeviceHandle { core: handle, local: opened.local, reporters },
@@ -225,7 +233,8 @@ impl DeviceTable {
 struct OpenedDevice {
     label: TargetLabel,
     shared: SharedDevice,
-    volume_uuid: Option<[u8; 16]>,
+    content_uuid: Option<[u8; 16]>,
+    origin: Option<[u8; 16]>,
     is_mirror: bool,
     gathers_changes: bool,
     local: CoreLocal<LocalDevice>,
@@ -273,6 +282,10 @@ async fn open_on_core(
     let shared = SharedDevice::publish(gate.clone());
     let earlier = report_lost_completions(&label, lost, &shared, &events);
     shared.observe(RequestObserver::new(label.clone(), reporters.clone()));
+    let content_uuid = match volume_uuid {
+        None if is_volatile(target) => Some(new_uuid()?),
+        other => other,
+    };
     let scrub_task = ScrubTask::open(label.clone(), volume_uuid, gate, shared.attach(), reporters.state, events).await;
     let local = Rc::new(LocalDevice::new(&plan, access, &info, closer, scrub_task));
     if let Some(clients) = earlier {
@@ -281,7 +294,8 @@ async fn open_on_core(
     Ok(OpenedDevice {
         label,
         shared,
-        volume_uuid,
+        content_uuid,
+        origin: namespace_behind(target, &info),
         is_mirror: info.mirror.is_some(),
         gathers_changes: info.all().iter().any(|info| info.volume.is_some() || info.mirror.is_some()),
         local: CoreLocal::new(local),

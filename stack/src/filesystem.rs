@@ -20,7 +20,7 @@ use sealblock_btrfs::{Candidate, Filesystem, FsError, OpenOptions};
 use crate::error::{Cause, StackError};
 use crate::opened::OpenTarget;
 use crate::opened::held::Access;
-use crate::target::{TargetName, has_kind};
+use crate::target::{TargetError, TargetName, has_kind};
 use crate::whole::ByteView;
 
 /// The most bytes of a name.
@@ -208,19 +208,30 @@ fn first_target(text: &[u8]) -> Result<(TargetName, &[u8]), String> {
     Ok((target, &text[length..]))
 }
 
-/// As much of a text as reads as a target, up to a slash or its end.
+/// As much of a text as reads as a target, up to a slash or its end, of which every file could be there: in `mirror:a,b/etc`, `b/etc` is
+/// no second replica that is missing if `b` is a file, or is missing itself.
 fn longest_target(text: &str) -> Result<(TargetName, &[u8]), String> {
     let ends = text.match_indices('/').map(|(at, _)| at).chain([text.len()]).rev();
-    let mut first = None;
+    let (mut longest, mut failure) = (None, None);
     for end in ends {
         match text[..end].parse() {
-            Ok(target) => return Ok((target, &text.as_bytes()[end..])),
-            Err(error) => {
-                first.get_or_insert(error);
-            }
+            Ok(target) if could_be_there(&target) => return Ok((target, &text.as_bytes()[end..])),
+            // It fails to open, with its own reason.
+            Ok(target) => longest = longest.or(Some((target, &text.as_bytes()[end..]))),
+            Err(error) => failure = failure.or(Some(error)),
         }
     }
-    Err(first.map_or_else(|| "no target".to_owned(), |error: crate::target::TargetError| error.to_string()))
+    let why = || failure.map_or_else(|| "no target".to_owned(), |error: TargetError| error.to_string());
+    longest.ok_or_else(why)
+}
+
+/// Whether each local part is a file or device, or lies in a folder and is missing.
+fn could_be_there(target: &TargetName) -> bool {
+    let folder_of = |path: &Path| path.parent().filter(|folder| !folder.as_os_str().is_empty()).map(Path::to_owned);
+    target.leaves().into_iter().filter_map(TargetName::path).all(|path| match path.metadata() {
+        Ok(there) => !there.is_dir(),
+        Err(_) => folder_of(path).is_none_or(|folder| folder.is_dir()),
+    })
 }
 
 /// The length of the longest part up to a sign between targets, subvolumes and paths that is a file or a block device.
@@ -297,6 +308,18 @@ mod tests {
         assert_eq!((name.targets.len(), name.start, &name.path[..]), (2, Start::TopLevel, &b"home"[..]));
         let name = parse("[mirror:[offset:0..9,mem:1MiB],mem:1MiB]/x").unwrap();
         assert_eq!((name.targets.len(), &name.path[..]), (1, &b"x"[..]));
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        std::fs::write(at("a"), b"").unwrap();
+        let mirror = format!("mirror:{},{}", at("a"), at("b"));
+        for is_there in [false, true] {
+            for path in ["", "/etc/fstab"] {
+                let name = parse(&format!("{mirror}{path}")).unwrap();
+                assert_eq!(name.targets, [mirror.parse().unwrap()], "b is there: {is_there}");
+                assert_eq!(name.path, path.trim_start_matches('/').as_bytes());
+            }
+            std::fs::write(at("b"), b"").unwrap();
+        }
         for bad in ["[mem:1MiB", "nvme+tcp://", "", "+", "mem:"] {
             assert!(parse(bad).is_err(), "{bad}");
         }

@@ -63,6 +63,11 @@ pub fn namespace_text(remote: &ConnectionInfo) -> String {
     format!("namespace {id}number {namespace} of {subsystem}, serial number {serial:?})")
 }
 
+/// The identity of a namespace over NVMe/TCP, wherever it is served: of one that a gateway passes on, that of the namespace behind it.
+pub fn namespace_identity(remote: &ConnectionInfo) -> [u8; 16] {
+    remote.origin.unwrap_or_else(|| uuid_of(&[&namespace_text(remote)]))
+}
+
 /// What the kernel has to distinguish this block device from others, wherever it is connected; `None` if that is nothing.
 pub fn device_id(device: &FileInfo) -> Option<String> {
     nodes_under(&device.path).ok().and_then(|nodes| nodes.into_iter().next()?.id)

@@ -217,6 +217,8 @@ pub struct ReplicaInfo {
     pub state: ReplicaState,
     /// True if a device is attached to it.
     pub is_online: bool,
+    /// False if its device has no reserved area for a label: another device of its size under its name is taken for it.
+    pub has_label_room: bool,
     /// Why it is offline or out of sync; empty if it is neither.
     pub last_error: String,
     /// Bytes of the regions that it lacks.
@@ -271,6 +273,7 @@ impl<C: Clock> Mirror<C> {
             name: replica.name().to_string(),
             state: replica.state.get(),
             is_online: replica.is_online(),
+            has_label_room: !replica.is_online() || replica.has_reserved_area(),
             last_error: replica.last_error.borrow().clone(),
             out_of_sync_bytes: match replica.state.get() {
                 ReplicaState::InSync | ReplicaState::Removed => 0,

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use sealblock_media_nvme::{Admin as _, IdentifyPages, identify_controller, is_not_supported};
 use sealblock_protocols_nvme::admin::{Cns, GetLogPage, Identify};
-use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog};
+use sealblock_protocols_nvme::extensions::ExtensionsLog;
 use sealblock_protocols_nvme::identify::{Controller, Lpa, parse_namespace_list};
 use sealblock_protocols_nvme::logs::{LogPage, lists_log_page};
 use sealblock_protocols_nvme::registers::Capabilities;
@@ -144,15 +144,16 @@ pub(crate) async fn namespace_pages(
     nsid: u32,
 ) -> Result<IdentifyPages, ConnectError> {
     let pages = sealblock_media_nvme::namespace_pages(admin, capabilities, Some(controller), nsid).await?;
-    let (extensions, bitmap_pages) = extensions(admin, &pages.controller, nsid).await?;
-    Ok(IdentifyPages { extensions, bitmap_pages, ..pages })
+    let Some(page) = extensions_page(admin, &pages.controller, nsid).await? else { return Ok(pages) };
+    let (extensions, bitmap_pages) = (ExtensionsLog::read(&page, nsid), ExtensionsLog::bitmap_pages(&page, nsid));
+    Ok(IdentifyPages { extensions, bitmap_pages, origin: ExtensionsLog::origin(&page, nsid), ..pages })
 }
 
 /// Sealblock's extensions that the namespace supports, and the bitmap pages of its reserved area. The page is read only
 /// if the controller lists it: another vendor's controller would log an error.
-async fn extensions(admin: &Admin, controller: &Controller, nsid: u32) -> Result<(Extensions, u32), ConnectError> {
+async fn extensions_page(admin: &Admin, controller: &Controller, nsid: u32) -> Result<Option<Buffer>, ConnectError> {
     if !controller.lpa.contains(Lpa::SUPPORTED_LOG_PAGES) {
-        return Ok((Extensions::NONE, 0));
+        return Ok(None);
     }
     let request = |page: LogPage, nsid, length_bytes| GetLogPage {
         nsid,
@@ -163,14 +164,10 @@ async fn extensions(admin: &Admin, controller: &Controller, nsid: u32) -> Result
         .log_if_known("Supported Log Pages", request(LogPage::SupportedLogPages, NSID_ALL, LOG_PAGES_BYTES))
         .await?;
     if !all.is_some_and(|all| lists_log_page(&all, LogPage::Extensions.code())) {
-        return Ok((Extensions::NONE, 0));
+        return Ok(None);
     }
     let page = request(LogPage::Extensions, nsid, ExtensionsLog::BYTES as u64);
-    let page = admin.log_if_known("Get Log Page, Extensions", page).await?;
-    let read = |page: sealblock_runtime_memory::Buffer| {
-        (ExtensionsLog::read(&page, nsid), ExtensionsLog::bitmap_pages(&page, nsid))
-    };
-    Ok(page.map_or((Extensions::NONE, 0), read))
+    admin.log_if_known("Get Log Page, Extensions", page).await
 }
 
 /// All active namespaces.

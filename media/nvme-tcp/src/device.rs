@@ -122,6 +122,7 @@ fn connection_info(config: &SessionConfig, session: &crate::session::Session) ->
         uuid: profile.identity.uuid,
         nguid: profile.identity.nguid,
         eui64: profile.identity.eui64,
+        origin: session.pages.origin,
         protection: profile.pi_mode.kept(),
         tags: match profile.pi_mode {
             PiMode::None => PiSource::Auto,

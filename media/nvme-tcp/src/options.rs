@@ -126,6 +126,8 @@ pub struct ConnectionInfo {
     pub nguid: Option<[u8; 16]>,
     /// EUI64, if it has one.
     pub eui64: Option<[u8; 8]>,
+    /// The identity of the namespace at another target that it is, where its target says so.
+    pub origin: Option<[u8; 16]>,
     /// The namespace's own protection information, whether host or target generates it.
     pub protection: Option<PiFormat>,
     /// Generator of the tags: [`PiSource::Host`] or [`PiSource::Target`]; `Auto` without tags.

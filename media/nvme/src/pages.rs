@@ -31,6 +31,8 @@ pub struct IdentifyPages {
     pub extensions: Extensions,
     /// Bitmap pages of its reserved area.
     pub bitmap_pages: u32,
+    /// The identity of the namespace at another target that it is, where its target says so.
+    pub origin: Option<[u8; 16]>,
 }
 
 /// The reasons why a namespace cannot be used.
@@ -143,6 +145,7 @@ pub async fn namespace_pages<A: Admin>(
         ids,
         extensions,
         bitmap_pages,
+        origin: None,
     })
 }
 

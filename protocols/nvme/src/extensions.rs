@@ -65,6 +65,8 @@ layout! {
         28 => page_bytes: u32,
         /// Number of bitmap pages in the reserved area.
         32 => pages: u32,
+        /// The identity of the namespace at another target that this namespace is; zeroes if it is none.
+        36 => origin: [u8; 16],
     }
 }
 
@@ -81,7 +83,17 @@ impl ExtensionsLog {
         let (signature, version) = (ExtensionsLog::SIGNATURE, ExtensionsLog::VERSION);
         let (page_bytes, pages) =
             if has_reserved { (ReservedArea::Bitmap.frame_bytes() as u32, pages) } else { (0, 0) };
-        ExtensionsLog { signature, version, nsid, extensions, reserved_bytes, page_bytes, pages }
+        ExtensionsLog { signature, version, nsid, extensions, reserved_bytes, page_bytes, pages, origin: [0; 16] }
+    }
+
+    /// The same page of a namespace that is one at another target.
+    pub fn with_origin(self, origin: Option<[u8; 16]>) -> ExtensionsLog {
+        ExtensionsLog { origin: origin.unwrap_or_default(), ..self }
+    }
+
+    /// The identity of the namespace at another target that namespace `nsid` is by this page.
+    pub fn origin(page: &[u8], nsid: u32) -> Option<[u8; 16]> {
+        ExtensionsLog::known(page, nsid).map(|log| log.origin).filter(|origin| *origin != [0; 16])
     }
 
     /// The extensions of namespace `nsid` by this page: none if it is another vendor's page, another version, too short, or
@@ -283,6 +295,10 @@ mod tests {
         expected[20..36].copy_from_slice(&[0, 0x50, 0, 0, 0, 0x20, 0, 0, 0x40, 0x10, 0, 0, 4, 3, 2, 1]);
         assert_eq!(page, expected);
         assert_eq!((ExtensionsLog::read(&page, 3), ExtensionsLog::bitmap_pages(&page, 3)), (both, 0x0102_0304));
+        let gateway = ExtensionsLog::new(3, both, 0x0102_0304).with_origin(Some([7; 16])).encode();
+        assert_eq!((&gateway[..36], &gateway[36..52]), (&page[..36], &[7; 16][..]));
+        assert_eq!([&gateway, &page].map(|page| ExtensionsLog::origin(page, 3)), [Some([7; 16]), None]);
+        assert_eq!(ExtensionsLog::origin(&gateway, 4), None, "of another namespace");
         let digest = ExtensionsLog::new(3, Extensions::CHECKSUM, 9).encode();
         assert_eq!(ExtensionsLog::bitmap_pages(&digest, 3), 0);
         assert_eq!(digest[16..64], [[1].as_slice(), &[0; 47]].concat());

@@ -13,7 +13,6 @@ use sealblock_exports_ublk::{
 };
 use sealblock_integrity::guard::crc64;
 use sealblock_runtime_reactor::{Backend, CoreGone, CoreHandle, Cores, JoinHandle, spawn};
-use sealblock_stack::identity::new_uuid;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError};
 
@@ -217,9 +216,8 @@ fn serve(servers: Vec<QueueServer>, cores: &[CoreHandle], path: PathBuf) -> (Sto
 /// The identity that another server must have to take over the block device. A target in memory is lost with its
 /// server.
 fn identity(target: &TargetName, device: &ServedDevice) -> Result<u64, StackError> {
-    let identity = match device.volume_uuid {
+    let identity = match device.content_uuid {
         Some(uuid) => uuid,
-        None if is_volatile(target) => new_uuid()?,
         None => derived_from(target, &env::current_dir().map_err(|error| StackError::io(ACTION, &error))?),
     };
     Ok(crc64(&identity))

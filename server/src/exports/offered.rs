@@ -1,6 +1,6 @@
 //! What is served over NVMe/TCP: subsystems with their namespaces, and the identities by which hosts recognise them.
 //!
-//! A namespace whose device has no UUID gets one made from this machine's identity and the target's name. So it is the
+//! A namespace whose content has no UUID gets one made from this machine's identity and the target's name. So it is the
 //! same at every start, but differs between machines: Linux refuses a namespace whose identity it has already seen in
 //! another subsystem.
 
@@ -54,7 +54,7 @@ impl OfferedNamespace {
         taken: &mut Identities,
     ) -> Result<OfferedNamespace, StackError> {
         let place = format!("{nqn} {}", plan.nsid);
-        let uuid = plan.uuid.or(device.volume_uuid).unwrap_or_else(|| derived_identity(&plan.target, &place));
+        let uuid = plan.uuid.or(device.content_uuid).unwrap_or_else(|| derived_identity(&plan.target, &place));
         // Hosts treat two namespaces with one UUID as two paths to one namespace.
         if let Some(other) = taken.get(&uuid) {
             return Err(StackError::new(Cause::Unsuitable, "serve", format!("it has the identity of {other}"))
@@ -82,6 +82,7 @@ impl OfferedNamespace {
     /// The namespace for the export; an error if its tags are to be visible but it has none.
     pub fn namespace(&self) -> Result<Namespace, StackError> {
         let namespace = Namespace::new(self.device.shared(), self.uuid).with_state(Arc::clone(&self.device.state));
+        let namespace = namespace.with_origin(self.device.origin);
         namespace.with_visibility(self.plan.protection).map_err(|error| setup_error(&error).on(&self.plan.target))
     }
 }

@@ -282,6 +282,7 @@ mod tests {
             name: name.to_owned(),
             state: state.to_owned(),
             online,
+            has_label_room: true,
             last_error: None,
             out_of_sync_bytes,
             resynced_bytes: 0,

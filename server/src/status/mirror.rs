@@ -55,6 +55,9 @@ pub struct ReplicaStatus {
     pub state: String,
     /// True if its device can be reached.
     pub online: bool,
+    /// False if its device has no room for a label: only its name and size tell that it is the replica.
+    #[serde(default = "yes")]
+    pub has_label_room: bool,
     /// Why it is offline, or why it was marked out of sync.
     pub last_error: Option<String>,
     /// Bytes of the regions that remain to be resynced.
@@ -81,6 +84,11 @@ pub struct ReplicaStatus {
     /// Its known bad blocks; `None` if it has not been open since the mirror was opened.
     #[serde(default)]
     pub damage: Option<DamageStatus>,
+}
+
+/// What servers that do not report it have.
+fn yes() -> bool {
+    true
 }
 
 impl MirrorStatus {
@@ -200,6 +208,7 @@ impl ReplicaStatus {
             name: replica.name.clone(),
             state: replica.state.as_str().to_owned(),
             online: replica.is_online,
+            has_label_room: replica.has_label_room,
             last_error: Some(replica.last_error.clone()).filter(|why| !why.is_empty()),
             out_of_sync_bytes: replica.out_of_sync_bytes,
             resynced_bytes: replica.resynced_bytes,
@@ -240,6 +249,7 @@ mod tests {
             name: name.to_owned(),
             state: ReplicaState::InSync,
             is_online,
+            has_label_room: true,
             last_error: String::new(),
             out_of_sync_bytes: 0,
             resynced_bytes: 0,

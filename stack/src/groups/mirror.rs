@@ -59,7 +59,8 @@ fn of_replica(opened: OpenTarget, target: &TargetName) -> (OpenedReplica, Target
     let OpenTarget { device, info, held, .. } = opened;
     let (identity, files, damage) = (info.identity(target), info.open_files(), info.damage.clone());
     let (lost_metadata, connections) = (info.lost_metadata(), info.connections());
-    (OpenedReplica { device, identity, files, connections, damage, lost_metadata, held }, info)
+    let namespaces = info.all().into_iter().filter_map(|info| info.remote.as_ref()?.uuid).collect();
+    (OpenedReplica { device, identity, files, connections, namespaces, damage, lost_metadata, held }, info)
 }
 
 /// Opens a replica for the first time, and returns its parts.

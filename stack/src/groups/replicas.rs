@@ -57,6 +57,8 @@ pub(super) struct OpenedReplica {
     pub files: Vec<Weak<Backing>>,
     /// Its connections to other hosts.
     pub connections: Vec<RemoteConnection>,
+    /// The UUIDs of the namespaces over NVMe/TCP that it lies on.
+    pub namespaces: Vec<[u8; 16]>,
     /// What is known of its bad blocks.
     pub damage: DamageView,
     /// Copies of its metadata that are lost.
@@ -81,6 +83,8 @@ pub(super) struct OpenReplica {
     files: RefCell<Vec<Weak<Backing>>>,
     /// The connections of the device that was opened last.
     connections: RefCell<Vec<RemoteConnection>>,
+    /// The UUIDs of the namespaces over NVMe/TCP that it lies on.
+    namespaces: RefCell<Vec<[u8; 16]>>,
     /// Copies of its metadata that are lost.
     lost_metadata: RefCell<LostMetadata>,
     /// Its bad blocks, once it was open; what is known of a device that is away stays known.
@@ -155,10 +159,22 @@ impl OpenMirror {
     pub fn add<'a>(&'a self, target: &'a TargetName, force: bool) -> LocalBoxFuture<'a, Result<(), StackError>> {
         Box::pin(async move {
             let replica = OpenReplica::new(target, self.access(), &self.opener);
-            let device = replica.open().await?;
+            let device = self.open_new(&replica).await?;
             let added = self.mirror.add(replica.source(Ok(device)), force).await;
             self.take_in(replica, added).await
         })
+    }
+
+    /// Opens what is to become a replica. The mirror itself, as a server has it, is none: it would wait for its own writes.
+    async fn open_new(&self, replica: &OpenReplica) -> Result<DynDevice, StackError> {
+        let device = replica.open().await?;
+        let is_itself = self.describe().uuid.is_some_and(|uuid| replica.namespaces.borrow().contains(&uuid));
+        if is_itself {
+            let _ = replica.close().await;
+            let why = format!("{} is this mirror itself, as it is served", replica.name);
+            return Err(StackError::new(Cause::Refused, CHANGING, why).on(&self.target));
+        }
+        Ok(device)
     }
 
     /// Replaces a replica, or adds the new one beside it while the old one is in sync.
@@ -195,7 +211,7 @@ impl OpenMirror {
             }
             let replica = OpenReplica::new(new, self.access(), &self.opener);
             let replaced = async {
-                let device = replica.open().await.map_err(|failure| self.advise_blank(new, failure))?;
+                let device = self.open_new(&replica).await.map_err(|failure| self.advise_blank(new, failure))?;
                 let replaced = self.mirror.replace(&name, replica.source(Ok(device)), force).await;
                 self.take_in(replica, replaced).await
             };
@@ -460,6 +476,7 @@ impl OpenReplica {
             identity,
             files: RefCell::default(),
             connections: RefCell::default(),
+            namespaces: RefCell::default(),
             lost_metadata: RefCell::default(),
             damage: RefCell::default(),
             reports_to: RefCell::default(),
@@ -500,7 +517,8 @@ impl OpenReplica {
 
     /// Keeps what belongs to the open device, and gives the device.
     pub fn hold(&self, opened: OpenedReplica) -> DynDevice {
-        let OpenedReplica { device, identity, files, connections, damage, lost_metadata, held } = opened;
+        let OpenedReplica { device, identity, files, connections, namespaces, damage, lost_metadata, held } = opened;
+        self.namespaces.replace(namespaces);
         self.identity.replace(identity);
         self.files.replace(files);
         self.connections.replace(connections);

@@ -2,21 +2,35 @@
 //! namespace tells whether two of them lead to the same one.
 //!
 //! Danger: copies of one volume that two servers export under one name, without a `serial` or `uuid` of their own, look like one. They
-//! are refused as well, as `multipath:` takes them for one. An NBD export says nothing of itself: there, only the name counts.
+//! are refused as well, as `multipath:` takes them for one. An NBD export says nothing of itself: there, only the name counts. Nor
+//! does a gateway of another make say what is behind it.
 
 use crate::error::{Cause, StackError};
-use crate::identity::namespace_text;
+use crate::identity::{namespace_identity, namespace_text};
 use crate::opened::info::TargetInfo;
 use crate::range::BlockRange;
-use crate::target::TargetName;
+use crate::target::{GroupKind, TargetName};
 
 /// The first namespace over NVMe/TCP that both lie on, in words; `None` if there is none.
 pub fn shared_namespace(a: &TargetInfo, b: &TargetInfo) -> Option<String> {
-    let of = |info: &TargetInfo| -> Vec<String> {
-        info.all().into_iter().filter_map(|info| info.remote.as_ref()).map(namespace_text).collect()
-    };
-    let others = of(b);
-    of(a).into_iter().find(|namespace| others.contains(namespace))
+    let remotes =
+        |info: &'_ TargetInfo| info.all().into_iter().filter_map(|info| info.remote.clone()).collect::<Vec<_>>();
+    let others: Vec<_> = remotes(b).iter().map(namespace_identity).collect();
+    remotes(a).iter().find(|remote| others.contains(&namespace_identity(remote))).map(namespace_text)
+}
+
+/// The identity of the namespace over NVMe/TCP that this target is, block for block, whatever is in between.
+pub fn namespace_behind(target: &TargetName, info: &TargetInfo) -> Option<[u8; 16]> {
+    fn is_whole(target: &TargetName) -> bool {
+        match target {
+            TargetName::NvmeTcp { .. } => true,
+            TargetName::Fault { target, .. } => is_whole(target),
+            TargetName::Group { kind: GroupKind::Multipath, members } => members.iter().all(is_whole),
+            _ => false,
+        }
+    }
+    let remote = info.all().into_iter().find_map(|info| info.remote.as_ref()).filter(|_| is_whole(target));
+    remote.map(namespace_identity)
 }
 
 /// Refuses members of a group of which two lie on the same blocks of a remote namespace: the group would have one copy where it

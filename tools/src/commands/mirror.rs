@@ -399,6 +399,7 @@ fn replica_text(replica: &ReplicaStatus, nosync_bytes: u64) -> String {
         bytes => format!(", out of sync: up to {}", ByteCount::new(bytes)),
     };
     let offline = if replica.online { "" } else { ", offline" };
+    let by_name = if replica.has_label_room { "" } else { ", without a label: known only by its name" };
     let repaired = match replica.repaired_blocks {
         0 => String::new(),
         blocks => format!(", {blocks} repaired"),
@@ -414,7 +415,10 @@ fn replica_text(replica: &ReplicaStatus, nosync_bytes: u64) -> String {
     let unknown = if unknown { "; its server's list of bad blocks is not available here" } else { "" };
     let files: String = replica.file_errors.iter().map(|file| format!("; {}", file.to_text())).collect();
     let lost: String = replica.lost_metadata.iter().map(|lost| format!("; {lost}")).collect();
-    format!("{}: {state}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{unknown}{files}{lost}", replica.name)
+    format!(
+        "{}: {state}{out_of_sync}{offline}{by_name}{repaired}{stale}{error}{damage}{unknown}{files}{lost}",
+        replica.name
+    )
 }
 
 #[cfg(test)]
@@ -428,6 +432,7 @@ mod tests {
                 name: "b".to_owned(),
                 state: state.to_owned(),
                 online,
+                has_label_room: true,
                 last_error: Some("refused".to_owned()).filter(|_| !online),
                 out_of_sync_bytes,
                 resynced_bytes: 0,

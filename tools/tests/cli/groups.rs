@@ -312,3 +312,76 @@ fn exports_over_nbd_are_no_paths_to_one_device() {
     place.run(&format!("info multipath:{v},{v}")).fails(3, &["no identity to compare"]);
     server.stop().is_clean();
 }
+
+#[test]
+fn a_degraded_mirror_is_told_below_parts_and_groups_too() {
+    let place = Place::with_runtime("syscalls");
+    for name in ["a", "b", "c"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    place.run("mirror create a b").succeeds();
+    let names =
+        ["mirror:a,b", "offset:0..9,mirror:a,b", "fault:[delay=1ms@3],mirror:a,b", "stripe-nolabel:[mirror:a,b],c"];
+    names.iter().for_each(|name| drop(place.run(&format!("info {name}")).succeeds().text()));
+    std::fs::rename(place.path("b"), place.path("b.away")).unwrap();
+    place.run("zero mirror:a,b --range 3").ends_with(4);
+    for name in names {
+        place.run(&format!("info {name}")).ends_with(4);
+    }
+}
+
+#[test]
+fn a_replica_without_room_for_a_label_is_said_to_be_known_by_its_name() {
+    let place = Place::with_runtime("syscalls");
+    place.run("create g --size 1MiB --guard none --block-size 512").succeeds();
+    place.write("f", b"");
+    place.set_len("f", 1 << 20);
+    place.run("mirror create g raw:f").succeeds();
+    let told = place.run("mirror status mirror:g,raw:f").succeeds().text();
+    assert!(told.contains("raw:f: in sync, without a label: known only by its name\n"), "{told}");
+    let replicas = place.run("mirror status mirror:g,raw:f --json").succeeds().json()["replicas"].clone();
+    assert_eq!((&replicas[0]["has_label_room"], &replicas[1]["has_label_room"]), (&true.into(), &false.into()));
+    place.run("create a --size 1MiB").succeeds();
+    place.run("create b --size 1MiB").succeeds();
+    let told = place.run("mirror create a b").succeeds().text();
+    assert!(!told.contains("label"), "{told}");
+}
+
+#[test]
+fn two_memories_are_two_devices_and_one_that_is_given_a_uuid_keeps_it() {
+    let place = Place::new();
+    let uuid = |server: &Server| server.ready["subsystems"][0]["namespaces"][0]["uuid"].as_str().unwrap().to_owned();
+    let (one, other) = (Server::start(&place, "mem:1MiB"), Server::start(&place, "mem:1MiB"));
+    assert_ne!(uuid(&one), uuid(&other));
+    let (a, b) = (one.target("mem"), other.target("mem"));
+    place.run(&format!("info multipath:{a},{b}")).fails(3, &["it leads to another device than the other paths"]);
+    place.run(&format!("copy {a} {b}")).succeeds();
+    one.stop().is_clean();
+    other.stop().is_clean();
+    let fixed = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
+    let space =
+        format!("[[subsystems]]\nname = \"m\"\nnamespaces = [{{ target = \"mem:1MiB\", uuid = \"{fixed}\" }}]\n");
+    place.write("sealblock.toml", space.as_bytes());
+    for _ in 0..2 {
+        let server = Server::start_at(&place, "--listen 127.0.0.1:0");
+        assert_eq!(uuid(&server), fixed);
+        server.stop().is_clean();
+    }
+}
+
+#[test]
+fn a_mirror_takes_no_name_of_itself_as_a_replica() {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    place.run("mirror create a b").succeeds();
+    let server = Server::start(&place, "mirror:a,b --protection shown");
+    let itself = server.target("mirror");
+    for command in [format!("mirror add mirror:a,b {itself}"), format!("mirror replace mirror:a,b b {itself}")] {
+        place.run(&format!("{command} --force")).fails(3, &["is this mirror itself, as it is served"]);
+        let replicas = place.run("mirror status mirror:a,b --json").succeeds().json()["replicas"].clone();
+        assert_eq!(replicas.as_array().unwrap().len(), 2, "{replicas}");
+    }
+    server.stop().is_clean();
+}

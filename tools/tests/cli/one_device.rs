@@ -319,6 +319,29 @@ fn a_remote_namespace_is_one_device_by_every_name_of_its_server() {
     }
     place.run(&format!("mirror create {a} {other}")).fails(3, &[&same]);
     place.run(&format!("mirror create {a} {other} --from {a} --force")).fails(3, &[&same]);
+    // Through a gateway, under its own name and under another one, and through a gateway of that one.
+    let gateway = Server::start(&place, &format!("{a} --protection shown"));
+    place.write(
+        "sealblock.toml",
+        format!(
+            "[[subsystems]]\nname = \"other\"\nnamespaces = [{{ target = \"{}\", protection = \"shown\" }}]\n",
+            gateway.target("a")
+        )
+        .as_bytes(),
+    );
+    let further = Server::start_at(&place, "--config sealblock.toml --listen 127.0.0.1:0");
+    for behind in [gateway.target("a"), further.target("other")] {
+        place.run(&format!("mirror create {a} {behind}")).fails(3, &[" are the same device: namespace "]);
+        place.run(&format!("copy data stripe:{behind},{a}")).fails(3, &[" are the same device: namespace "]);
+        let overlapping = format!("copy offset:0..99,{a} offset:50..149,{behind}");
+        place.run(&overlapping).fails(3, &["are the same device or file: namespace "]);
+        place.run(&format!("verify stripe-nolabel:{behind},{b}")).succeeds();
+    }
+    place
+        .run(&format!("verify stripe-nolabel:{},{}", gateway.target("a"), further.target("other")))
+        .fails(3, &["are the same device"]);
+    further.stop().is_clean();
+    gateway.stop().is_clean();
     // Nothing was written: no data, no label.
     place.run(&format!("compare --zero {a}")).succeeds();
     // Parts of it are apart, unless they overlap.

@@ -112,7 +112,8 @@ fn own_page(
         LogPage::Extensions => {
             let namespace = controller.namespace(args.nsid)?;
             let pages = namespace.device.abilities().bitmap_pages;
-            Ok(ExtensionsLog::new(args.nsid, extensions(&namespace), pages).encode().to_vec())
+            let page = ExtensionsLog::new(args.nsid, extensions(&namespace), pages);
+            Ok(page.with_origin(namespace.origin).encode().to_vec())
         }
         LogPage::Discovery => {
             let at = local_address().map_err(|_| StatusCode::INTERNAL_ERROR)?;

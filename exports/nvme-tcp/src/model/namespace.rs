@@ -38,6 +38,8 @@ pub enum PiVisibility {
 pub struct Namespace {
     pub(crate) device: SharedDevice,
     pub(crate) uuid: [u8; 16],
+    /// The identity of the namespace at another target that this one is.
+    pub(crate) origin: Option<[u8; 16]>,
     pub(crate) state: Arc<NamespaceState>,
     visibility: PiVisibility,
     /// Set if guards and data digests use the same CRC.
@@ -48,7 +50,7 @@ impl Namespace {
     /// Returns a plain namespace of `device`, with its own state. `uuid` is the identity by which hosts recognise it.
     pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
         let layouts = BlockLayouts::of(device.geometry());
-        Namespace { device, uuid, state: Arc::default(), visibility: PiVisibility::Plain, layouts }
+        Namespace { device, uuid, origin: None, state: Arc::default(), visibility: PiVisibility::Plain, layouts }
     }
 
     /// Returns the same namespace with this state. All namespaces of one device, at the same time or one after the
@@ -58,10 +60,17 @@ impl Namespace {
         self
     }
 
+    /// Returns the same namespace, which is one at another target, with the identity of that: sealblock hosts take the
+    /// two for one device.
+    pub fn with_origin(self, origin: Option<[u8; 16]>) -> Namespace {
+        Namespace { origin, ..self }
+    }
+
     /// Returns the same namespace with the new size of its device.
     pub(crate) fn resized(&self, device: SharedDevice) -> Namespace {
         let layouts = BlockLayouts::of(device.geometry());
-        Namespace { device, uuid: self.uuid, state: Arc::clone(&self.state), visibility: self.visibility, layouts }
+        let (uuid, origin, state) = (self.uuid, self.origin, Arc::clone(&self.state));
+        Namespace { device, uuid, origin, state, visibility: self.visibility, layouts }
     }
 
     /// The state to which a scrub, a repair or another export reports.

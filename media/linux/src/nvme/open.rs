@@ -280,6 +280,7 @@ mod tests {
             ids: Vec::new(),
             extensions: Extensions::NONE,
             bitmap_pages: 0,
+            origin: None,
         };
         let options = ProfileOptions { source, metadata: MetadataSupport::Any, transfer_bytes: TRANSFER_BYTES };
         NamespaceProfile::of(1, &pages, &options).map_err(|error| error.to_string())

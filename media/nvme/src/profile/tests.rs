@@ -31,6 +31,7 @@ fn pages() -> IdentifyPages {
         ids: vec![NamespaceId::Uuid([3; 16])],
         extensions: Extensions::NONE,
         bitmap_pages: 0,
+        origin: None,
     }
 }
 

@@ -146,7 +146,7 @@ fn nbd_text<'a>(
             text.line(format_args!("  nbd-client {host} {port} -N {word} -b {block_size} /dev/nbd0"));
         }
         if let Some(path) = sockets.first() {
-            text.line(format_args!("  nbdinfo {}", shell_word(&NbdAddress::Unix(path.clone()).uri(name))));
+            text.line(format_args!("  nbdinfo {}", shell_word(NbdAddress::Unix(path.clone()).uri(name))));
             let path = shell_word(path.display());
             text.line(format_args!("  nbd-client -unix {path} -N {word} -b {block_size} /dev/nbd0"));
         }
