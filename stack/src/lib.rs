@@ -58,7 +58,8 @@ pub use opened::{Closer, MemberNames, OpenTarget, data_of};
 pub use path::files::{
     FileKind, OpenVolume, RAW_FILE, inspect, open_again, open_medium, open_volume, remains_error, resize_volume,
 };
-pub use path::signature::{FORMAT_BYTES, Signature, file_format, file_start, signature, wipe_end};
+pub use path::occupied::known_content;
+pub use path::signature::{FORMAT_BYTES, Signature, file_format, file_start, signature, wipe};
 pub use program::{Program, ReactorClock, config, note, on_reactor, set_program, start_error, warning};
 pub use remote::{discover, exports};
 pub use salvage::{Lost, Salvaged, damage, in_groups};

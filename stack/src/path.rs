@@ -1,10 +1,12 @@
 //! Paths of this machine: files and block devices by their content, and drives by their nodes.
 
+pub(crate) mod backups;
 pub(crate) mod drive;
 pub(crate) mod files;
 pub(crate) mod mapped;
 pub(crate) mod occupied;
 pub(crate) mod ordinary;
+pub(crate) mod seen;
 pub(crate) mod signature;
 
 use std::path::Path;

@@ -3,12 +3,12 @@
 //!
 //! Both are needed. A layer may hide what lies below it (a stripe has the starts of its members in the middle, a fault makes blocks
 //! unreadable), and a device on another host can only be looked at through its protocol. The parts are opened for reading before the
-//! target is opened for writing, because that writes labels. Only the bytes that can be written count: a part of a device beside a signature
-//! is free.
+//! target is opened for writing, because that writes labels.
+//!
+//! Each part of which any byte is written is looked at as a whole: a superblock or a partition table is about the bytes behind it, so what
+//! it belongs to is damaged by a write anywhere in it. A part of which nothing is written is free.
 
-use std::ops::Range;
-
-use futures_util::future::join_all;
+use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::Device;
 use sealblock_layers_stripe::CHUNK;
 use sealblock_units::Extent;
@@ -16,7 +16,8 @@ use sealblock_units::Extent;
 use crate::error::StackError;
 use crate::opened::held::{Access, Usage};
 use crate::opened::{OpenTarget, Opener, data_of};
-use crate::path::signature::{END_BYTES, START_BYTES, file_format, file_start, find, occupied};
+use crate::path::seen::Seen;
+use crate::path::signature::{file_format, file_start, find, occupied, places};
 use crate::range::BlockRange;
 use crate::target::{GroupKind, TargetName};
 
@@ -29,21 +30,21 @@ enum Step {
     Chunks { bytes: u64, members: u64, member: u64 },
 }
 
-/// A file or device that a target is made of.
+/// A file or device that a target is made of, or a layer between them.
 struct Part<'a> {
     target: &'a TargetName,
     /// From the target down.
     steps: Vec<Step>,
 }
 
-/// Refuses a target of which a part holds something known where it would be written, or is a plain file of another format than `like`.
+/// Refuses a target of which a part that would be written holds something known, or is a plain file of another format than `like`.
 ///
 /// # Errors
 /// Names the part, and what is there. A part that does not open is none: opening the target tells why.
 pub(crate) async fn check_parts(target: &TargetName, like: Option<&str>, open: Opener) -> Result<(), StackError> {
     let mut parts = Vec::new();
     if !target.inner().is_empty() {
-        add_parts(target, &[], &mut parts);
+        add_below(target, &[], &mut parts);
     }
     let looked_at = join_all(parts.iter().map(|part| part.check(like, open))).await;
     looked_at.into_iter().collect()
@@ -57,15 +58,36 @@ pub(crate) async fn check_opened(opened: &OpenTarget) -> Result<(), StackError> 
     if opened.target().is_fleeting() {
         return Ok(());
     }
-    let found = signature_in(opened, 0..u64::MAX).await;
-    found.map_or(Ok(()), |there| Err(occupied(opened.target(), &there)))
+    known_content(opened).await.map_or(Ok(()), |there| Err(occupied(opened.target(), &there)))
 }
 
-fn add_parts<'a>(target: &'a TargetName, above: &[Step], parts: &mut Vec<Part<'a>>) {
-    let mut below = |inner, step: Option<Step>| {
-        let steps: Vec<Step> = above.iter().copied().chain(step).collect();
-        add_parts(inner, &steps, parts);
-    };
+/// What an open target holds, if that is known.
+pub fn known_content(opened: &OpenTarget) -> LocalBoxFuture<'_, Option<String>> {
+    Box::pin(async move {
+        let geometry = opened.device.geometry();
+        let block_bytes = geometry.block_size.bytes() as u64;
+        let read = async |offset_bytes: u64, length_bytes: u64| {
+            let extent = Extent::from_raw(offset_bytes / block_bytes, length_bytes / block_bytes).ok()?;
+            opened.read(extent).await.ok().map(|answer| data_of(answer).to_vec())
+        };
+        let len_bytes = geometry.capacity_bytes();
+        let seen = Seen::read((len_bytes, block_bytes), places(len_bytes), read).await;
+        find(&seen).map(|found| found.to_string())
+    })
+}
+
+/// A part, and all parts that it is made of. A layer is looked at as a whole, too: the range of a slice need not begin where what it belongs to
+/// does, and what lies below a group may have nothing by itself.
+fn add_part<'a>(target: &'a TargetName, steps: Vec<Step>, parts: &mut Vec<Part<'a>>) {
+    if !target.is_fleeting() {
+        add_below(target, &steps, parts);
+        parts.push(Part { target, steps });
+    }
+}
+
+/// The parts that a target is made of.
+fn add_below<'a>(target: &'a TargetName, above: &[Step], parts: &mut Vec<Part<'a>>) {
+    let mut below = |inner, step: Option<Step>| add_part(inner, above.iter().copied().chain(step).collect(), parts);
     match target {
         TargetName::Offset { range, target } => below(target, Some(Step::Slice(*range))),
         TargetName::Fault { target, .. } => below(target, None),
@@ -82,20 +104,24 @@ fn add_parts<'a>(target: &'a TargetName, above: &[Step], parts: &mut Vec<Part<'a
                 |member: &&TargetName| matches!(member, TargetName::NvmeTcp { .. } | TargetName::Nbd { .. });
             members.iter().filter(|member| !is_remote(member)).for_each(|inner| below(inner, None));
         }
-        leaf if leaf.is_fleeting() => {}
-        leaf => parts.push(Part { target: leaf, steps: above.to_vec() }),
+        TargetName::File(_)
+        | TargetName::Raw(_)
+        | TargetName::Linux { .. }
+        | TargetName::Memory(_)
+        | TargetName::Null(_)
+        | TargetName::NvmeTcp { .. }
+        | TargetName::Nbd { .. } => {}
     }
 }
 
 impl Part<'_> {
     async fn check(&self, like: Option<&str>, open: Opener) -> Result<(), StackError> {
         let Ok(opened) = open(self.target, Access::ReadOlder, Usage::AsMember).await else { return Ok(()) };
-        let there = match self.written_bytes(opened.device.geometry().block_size.bytes() as u64) {
-            None => None,
-            Some(written) => match self.format(like).filter(|_| written.start == 0) {
-                Some(format) => Some(format.to_owned()),
-                None => signature_in(&opened, written).await,
-            },
+        let written = self.written_blocks(opened.device.geometry().block_size.bytes() as u64);
+        let there = match (written, self.format(like)) {
+            (None, _) => None,
+            (Some(_), Some(format)) => Some(format.to_owned()),
+            (Some(_), None) => known_content(&opened).await,
         };
         let refused = there.map_or(Ok(()), |there| Err(occupied(self.target, &there)));
         opened.close(refused).await
@@ -107,11 +133,10 @@ impl Part<'_> {
         file_format(&file_start(path).ok()?).filter(|format| Some(*format) != like)
     }
 
-    /// The bytes of it that are written with the target; `None` if none are.
-    fn written_bytes(&self, block_bytes: u64) -> Option<Range<u64>> {
+    /// The first and the last block of it that may be written with the target; `None` if none is.
+    fn written_blocks(&self, block_bytes: u64) -> Option<(u64, u64)> {
         let all = Some((0, u64::MAX));
-        let (first, last) = self.steps.iter().fold(all, |blocks, step| step.below(blocks?, block_bytes))?;
-        Some(first.saturating_mul(block_bytes)..last.saturating_add(1).saturating_mul(block_bytes))
+        self.steps.iter().fold(all, |blocks, step| step.below(blocks?, block_bytes))
     }
 }
 
@@ -138,95 +163,48 @@ impl Step {
     }
 }
 
-/// The first signature of a device in these bytes of it.
-async fn signature_in(opened: &OpenTarget, written: Range<u64>) -> Option<String> {
-    let geometry = opened.device.geometry();
-    let (block_bytes, blocks) = (geometry.block_size.bytes() as u64, geometry.capacity_blocks);
-    let behind_start = (START_BYTES / block_bytes).min(blocks);
-    let first_of_end = blocks.saturating_sub(END_BYTES / block_bytes);
-    let mut start = read(opened, 0..behind_start).await;
-    let mut end = read(opened, first_of_end..blocks).await;
-    keep(&mut start, 0, &written);
-    keep(&mut end, first_of_end * block_bytes, &written);
-    find(&start, &end, geometry.capacity_bytes()).map(|found| found.to_string())
-}
-
-/// Zeroes bytes, the first of which is at `offset`, that do not lie in the range.
-fn keep(bytes: &mut [u8], offset: u64, range: &Range<u64>) {
-    let within = |at: u64| at.saturating_sub(offset).min(bytes.len() as u64) as usize;
-    let (from, to) = (within(range.start), within(range.end));
-    bytes[..from].fill(0);
-    bytes[to..].fill(0);
-}
-
-/// Blocks of a device; zeroes where it cannot be read.
-async fn read(opened: &OpenTarget, blocks: Range<u64>) -> Vec<u8> {
-    let size = opened.device.geometry().block_size.bytes();
-    let read = async |first: u64, blocks: u64| {
-        let answer = opened.read(Extent::from_raw(first, blocks).ok()?).await;
-        answer.map(|answer| data_of(answer).to_vec()).ok()
-    };
-    if let Some(bytes) = read(blocks.start, blocks.end - blocks.start).await {
-        return bytes;
-    }
-    // One bad block must not hide what lies beside it.
-    let mut bytes = Vec::new();
-    for block in blocks {
-        bytes.extend(read(block, 1).await.unwrap_or_else(|| vec![0; size]));
-    }
-    bytes
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The bytes of each part that are written with a target of blocks of 512 bytes.
-    fn written(target: &str) -> Vec<(String, Option<Range<u64>>)> {
+    /// The blocks of each part that are written with a target of blocks of 512 bytes.
+    fn written(target: &str) -> Vec<(String, Option<(u64, u64)>)> {
         let target: TargetName = target.parse().unwrap();
         let mut parts = Vec::new();
-        add_parts(&target, &[], &mut parts);
-        parts.iter().map(|part| (part.target.to_string(), part.written_bytes(512))).collect()
+        add_below(&target, &[], &mut parts);
+        parts.iter().map(|part| (part.target.to_string(), part.written_blocks(512))).collect()
     }
 
-    fn part(name: &str, blocks: Option<Range<u64>>) -> (String, Option<Range<u64>>) {
-        (name.to_owned(), blocks.map(|blocks| blocks.start * 512..blocks.end.saturating_mul(512)))
+    fn part(name: &str, blocks: Option<(u64, u64)>) -> (String, Option<(u64, u64)>) {
+        (name.to_owned(), blocks)
     }
 
     #[test]
     fn a_slice_is_written_where_it_lies_on_what_is_below_all_layers() {
-        assert_eq!(written("offset:3..5,raw:a"), [part("raw:a", Some(3..6))]);
-        assert_eq!(written("offset:1..1,offset:3..,fault:[read-error%0],raw:a"), [part("raw:a", Some(4..5))]);
-        assert_eq!(written("offset:9..,offset:3..5,raw:a"), [part("raw:a", None)]);
-        assert_eq!(written("offset:2..,mirror:raw:a,raw:b").len(), 2);
-        assert_eq!(written("mirror:raw:a,nbd://host/b,mem:1MiB"), [part("raw:a", Some(0..u64::MAX))]);
+        assert_eq!(written("offset:3..5,raw:a"), [part("raw:a", Some((3, 5)))]);
+        let slices = written("offset:1..1,offset:3..,fault:[read-error%0],raw:a");
+        let faults = "fault:[read-error%0],raw:a";
+        let whole = format!("offset:3..,{faults}");
+        assert_eq!(slices, [part("raw:a", Some((4, 4))), part(faults, Some((4, 4))), part(&whole, Some((1, 1)))]);
+        assert_eq!(written("offset:9..,offset:3..5,raw:a")[0], part("raw:a", None));
+        let mirror = written("offset:2..,mirror:raw:a,raw:b");
+        let both = [part("raw:a", Some((2, u64::MAX))), part("raw:b", Some((2, u64::MAX)))];
+        assert_eq!((&mirror[..2], mirror.len()), (&both[..], 3), "and the mirror");
+        assert_eq!(written("mirror:raw:a,nbd://host/b,mem:1MiB"), [part("raw:a", Some((0, u64::MAX)))]);
+        // What the group does not show by itself, it does as a whole.
+        let remote = written("offset:2..,mirror:nbd://host/a,nbd://host/b");
+        assert_eq!(remote, [part("mirror:nbd://host/a,nbd://host/b", Some((2, u64::MAX)))]);
     }
 
     #[test]
     fn members_of_a_stripe_are_written_where_their_chunks_are() {
-        let of = |range: &str| {
+        let of = |range: &str| -> Vec<_> {
             let parts = written(&format!("offset:{range},stripe-4KiB-nolabel:raw:a,raw:b,raw:c"));
-            parts
-                .into_iter()
-                .map(|(_, bytes)| bytes.map(|bytes| bytes.start / 512..bytes.end / 512))
-                .collect::<Vec<_>>()
+            parts[..3].iter().map(|(_, blocks)| *blocks).collect()
         };
-        assert_eq!(of("0..7"), [Some(0..8), None, None]);
-        assert_eq!(of("9..25"), [Some(8..10), Some(1..8), Some(0..8)]);
-        assert_eq!(of("24..47"), [Some(8..16), Some(8..16), Some(8..16)]);
-        assert_eq!(of("42..42"), [None, None, Some(10..11)]);
-    }
-
-    #[test]
-    fn bytes_beside_the_range_are_not_looked_at() {
-        let kept = |offset, range| {
-            let mut bytes = [1; 4];
-            keep(&mut bytes, offset, &range);
-            bytes
-        };
-        assert_eq!(kept(0, 0..u64::MAX), [1; 4]);
-        assert_eq!(kept(10, 11..13), [0, 1, 1, 0]);
-        assert_eq!(kept(10, 0..10), [0; 4]);
-        assert_eq!(kept(10, 14..20), [0; 4]);
+        assert_eq!(of("0..7"), [Some((0, 7)), None, None]);
+        assert_eq!(of("9..25"), [Some((8, 9)), Some((1, 7)), Some((0, 7))]);
+        assert_eq!(of("24..47"), [Some((8, 15)), Some((8, 15)), Some((8, 15))]);
+        assert_eq!(of("42..42"), [None, None, Some((10, 10))]);
     }
 }

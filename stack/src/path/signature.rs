@@ -2,11 +2,12 @@
 //! the magic numbers that everybody goes by.
 //!
 //! A signature only has somebody asked. So what is not known here is overwritten as usual, and what cannot be read is none. Numbers and places
-//! are those that the formats' own documentation names.
+//! are those that the formats' own documentation names. A format whose first superblock is lost is known by its backups.
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::path::Path;
 
 use futures_util::future::LocalBoxFuture;
@@ -14,31 +15,35 @@ use sealblock_block::Medium;
 use sealblock_media_file::FileMedium;
 
 use crate::error::{Cause, StackError};
+use crate::path::backups;
+use crate::path::seen::{Seen, apart};
 
 /// Bytes of the start that are looked at: the last magic number there is that of ZFS.
-pub(crate) const START_BYTES: u64 = 256 << 10;
+const START_BYTES: u64 = 256 << 10;
+/// Where the uberblocks of the first label of ZFS are.
+const ZFS_RING: Range<u64> = 128 << 10..START_BYTES;
 /// Bytes of the end that are looked at: a superblock of md 0.90 begins at the last multiple of 64 KiB that leaves as many.
-pub(crate) const END_BYTES: u64 = 128 << 10;
-/// The number of ext2, ext3 and ext4, their features, and where these are.
-const EXT_AT: (usize, [u8; 2]) = (1080, [0x53, 0xef]);
-const EXT_FEATURES_AT: usize = 0x45c;
+const END_BYTES: u64 = 128 << 10;
+/// Where ext2, ext3 and ext4 have their first superblock.
+const EXT_AT: u64 = 1024;
 /// The number of md.
 const MD: [u8; 4] = [0xfc, 0x4e, 0x2b, 0xa9];
-/// That of a ZFS uberblock, whichever way around its pool is.
-const ZFS: [[u8; 8]; 2] = [[0x0c, 0xb1, 0xba, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0xba, 0xb1, 0x0c]];
 
 /// Something with a magic number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Signature {
     /// What it is, such as "an ext4 file system".
     pub name: &'static str,
-    /// Where its number is, in bytes from the start.
+    /// Where its number is, in bytes from the start; of a backup, where that begins.
     pub offset_bytes: u64,
+    /// Whether only a backup of its superblock or header was found: the first one is lost, and the data may still be there.
+    pub is_backup: bool,
 }
 
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (byte {})", self.name, self.offset_bytes)
+        let backup = if self.is_backup { "backup at " } else { "" };
+        write!(f, "{} ({backup}byte {})", self.name, self.offset_bytes)
     }
 }
 
@@ -64,6 +69,21 @@ const AT_START: &[(u64, &[u8], &str)] = &[
     (1024, b"H+", "an HFS+ file system"),
     (512, b"EFI PART", "a GPT partition table"),
     (4096, b"EFI PART", "a GPT partition table"),
+];
+
+/// Backups near the start, for sectors of 512 bytes.
+const BACKUPS_AT_START: &[(u64, &[u8], &str)] = &[
+    (3072 + 82, b"FAT32   ", "a FAT file system"),
+    (6144 + 3, b"EXFAT   ", "an exFAT file system"),
+    (4096 + 1024, b"\x10\x20\xf5\xf2", "an F2FS file system"),
+];
+
+/// Backups at the end, by how many bytes before it their numbers are.
+const BACKUPS_AT_END: &[(u64, &[u8], &str)] = &[
+    (512, b"EFI PART", "a GPT partition table"),
+    (4096, b"EFI PART", "a GPT partition table"),
+    (512 - 3, b"NTFS    ", "an NTFS file system"),
+    (1024, b"H+\0\x04", "an HFS+ file system"),
 ];
 
 /// Formats of plain files that are no images of disks, by numbers at one place.
@@ -113,55 +133,58 @@ fn has(bytes: &[u8], at: usize, magic: &[u8]) -> bool {
     bytes.get(at..).is_some_and(|bytes| bytes.starts_with(magic))
 }
 
-/// The first signature of a device of so many bytes, by its first bytes and its last ones.
-pub(crate) fn find(start: &[u8], end: &[u8], len_bytes: u64) -> Option<Signature> {
-    let found = |name, offset_bytes| Some(Signature { name, offset_bytes });
-    if has(start, EXT_AT.0, &EXT_AT.1) {
-        return found(ext(start), EXT_AT.0 as u64);
-    }
-    if let Some((at, _, name)) = AT_START.iter().find(|(at, magic, _)| has(start, *at as usize, magic)) {
-        return found(name, *at);
-    }
-    if let Some(sector) = (0..4).find(|sector| has(start, sector * 512, b"LABELONE")) {
-        return found("an LVM physical volume", sector as u64 * 512);
-    }
-    let uberblock = (128 << 10..START_BYTES as usize).step_by(1024);
-    if let Some(at) = uberblock.into_iter().find(|at| ZFS.iter().any(|magic| has(start, *at, magic))) {
-        return found("a member of a ZFS pool", at as u64);
-    }
-    if is_mbr(start) {
-        return found("an MBR partition table", 510);
-    }
-    let first = len_bytes - end.len() as u64;
-    let at_end = |offset: Option<u64>, magic: &[u8]| {
-        offset.filter(|at| at.checked_sub(first).is_some_and(|within| has(end, within as usize, magic)))
-    };
-    let md_090 = (len_bytes & !0xffff).checked_sub(64 << 10);
-    let md_1 = len_bytes.checked_sub(8 << 10).map(|at| at & !0xfff);
-    let found_at = |name, at: Option<u64>| at.map(|offset_bytes| Signature { name, offset_bytes });
-    found_at("a GPT partition table", at_end(len_bytes.checked_sub(512), b"EFI PART"))
-        .or_else(|| found_at("a GPT partition table", at_end(len_bytes.checked_sub(4096), b"EFI PART")))
-        .or_else(|| found_at("a member of an md array", at_end(md_090, &MD)))
-        .or_else(|| found_at("a member of an md array", at_end(md_1, &MD)))
+/// The bytes of a device of this length that [`find`] looks at.
+pub(crate) fn places(len_bytes: u64) -> Vec<Range<u64>> {
+    let ends = [0..START_BYTES, len_bytes.saturating_sub(END_BYTES)..len_bytes];
+    ends.into_iter().chain(backups::places(len_bytes)).collect()
 }
 
-/// Which of them it is: with extents it is ext4, with a journal ext3.
-fn ext(start: &[u8]) -> &'static str {
-    const HAS_JOURNAL: u32 = 0x4;
-    const EXTENTS_64BIT_FLEX_BG: u32 = 0x40 | 0x80 | 0x200;
-    let word =
-        |at: usize| start.get(at..at + 4).map_or(0, |bytes| u32::from_le_bytes(bytes.try_into().unwrap_or([0; 4])));
-    let (compatible, incompatible) = (word(EXT_FEATURES_AT), word(EXT_FEATURES_AT + 4));
-    match () {
-        () if incompatible & EXTENTS_64BIT_FLEX_BG != 0 => "an ext4 file system",
-        () if compatible & HAS_JOURNAL != 0 => "an ext3 file system",
-        () => "an ext2 file system",
+/// The first signature of a device. A backup counts only where no first superblock is known.
+pub(crate) fn find(seen: &Seen) -> Option<Signature> {
+    let found = |(name, offset_bytes)| Signature { name, offset_bytes, is_backup: false };
+    first(seen).map(found).or_else(|| {
+        let backup = at_ends(seen).or_else(|| backups::find(seen));
+        backup.map(|backup| Signature { is_backup: true, ..found(backup) })
+    })
+}
+
+/// What a device is by its first superblock, which some have at the end.
+fn first(seen: &Seen) -> Option<(&'static str, u64)> {
+    const LVM: &str = "an LVM physical volume";
+    const MD_MEMBER: &str = "a member of an md array";
+    if let Some(superblock) = seen.bytes(EXT_AT, backups::EXT_BYTES)
+        && superblock[backups::EXT_MAGIC_AT..].starts_with(&backups::EXT_MAGIC)
+    {
+        return Some((backups::ext(superblock), EXT_AT + backups::EXT_MAGIC_AT as u64));
     }
+    if let Some((at, _, name)) = AT_START.iter().find(|(at, magic, _)| seen.has(*at, magic)) {
+        return Some((name, *at));
+    }
+    if let Some(at) = (0..2048).step_by(512).find(|at| seen.has(*at, b"LABELONE")) {
+        return Some((LVM, at));
+    }
+    if let Some(at) = backups::uberblock(seen, ZFS_RING) {
+        return Some(("a member of a ZFS pool", at));
+    }
+    if seen.bytes(0, 512).is_some_and(is_mbr) {
+        return Some(("an MBR partition table", 510));
+    }
+    let md_090 = (seen.len_bytes() & !0xffff).checked_sub(64 << 10);
+    let md_1 = seen.len_bytes().checked_sub(8 << 10).map(|at| at & !0xfff);
+    [md_090, md_1].into_iter().flatten().find(|at| seen.has(*at, &MD)).map(|at| (MD_MEMBER, at))
+}
+
+/// A backup at the start or at the end.
+fn at_ends(seen: &Seen) -> Option<(&'static str, u64)> {
+    let start = BACKUPS_AT_START.iter().map(|(at, magic, name)| (Some(*at), magic, name));
+    let from_end = |before: u64| seen.len_bytes().checked_sub(before);
+    let end = BACKUPS_AT_END.iter().map(|(before, magic, name)| (from_end(*before), magic, name));
+    start.chain(end).find_map(|(at, magic, name)| Some((*name, at.filter(|at| seen.has(*at, magic))?)))
 }
 
 /// A table with at least one partition, and nothing that none has: boot code of other things ends with the same two bytes.
-fn is_mbr(start: &[u8]) -> bool {
-    let Some(table) = start.get(446..510).filter(|_| has(start, 510, &[0x55, 0xaa])) else { return false };
+fn is_mbr(sector: &[u8]) -> bool {
+    let Some(table) = sector.get(446..510).filter(|_| has(sector, 510, &[0x55, 0xaa])) else { return false };
     let entries = || table.chunks_exact(16);
     entries().all(|entry| matches!(entry[0], 0 | 0x80))
         && entries().any(|entry| entry[4] != 0 && entry[12..16] != [0; 4])
@@ -170,38 +193,29 @@ fn is_mbr(start: &[u8]) -> bool {
 /// The known content of a device.
 pub fn signature(medium: &FileMedium) -> LocalBoxFuture<'_, Option<Signature>> {
     Box::pin(async move {
-        let len_bytes = medium.len_bytes();
-        let start = read(medium, 0, START_BYTES.min(len_bytes)).await;
-        let from = len_bytes.saturating_sub(END_BYTES);
-        let from = from - from % u64::from(medium.sector_bytes());
-        let end = read(medium, from, len_bytes - from).await;
-        find(&start, &end, from + end.len() as u64)
+        let read = async |offset_bytes: u64, length_bytes: u64| {
+            let (read, bytes) = medium.read(offset_bytes, medium.buffer(length_bytes as usize)).await;
+            read.inspect_err(|error| tracing::debug!(%error, "cannot look for signatures")).ok()?;
+            Some(bytes.to_vec())
+        };
+        let size = (medium.len_bytes(), u64::from(medium.sector_bytes()));
+        find(&Seen::read(size, places(size.0), read).await)
     })
 }
 
-/// Zeroes what a device has of others at its end, which a new volume need not reach.
+/// Zeroes all places where signatures and their backups are: a new volume need not reach them, and others would find themselves there.
 ///
 /// # Errors
 /// When the medium fails.
-pub fn wipe_end(medium: &FileMedium) -> LocalBoxFuture<'_, Result<(), sealblock_block::MediumError>> {
+pub fn wipe(medium: &FileMedium) -> LocalBoxFuture<'_, Result<(), sealblock_block::MediumError>> {
     Box::pin(async move {
-        let len_bytes = medium.len_bytes();
-        let from = len_bytes.saturating_sub(END_BYTES);
-        let from = from - from % u64::from(medium.sector_bytes());
-        let mut zeroes = medium.buffer((len_bytes - from) as usize);
-        zeroes.fill(0);
-        medium.write(from, zeroes.freeze()).await
+        for place in apart(places(medium.len_bytes()), medium.len_bytes()) {
+            let mut zeroes = medium.buffer((place.end - place.start) as usize);
+            zeroes.fill(0);
+            medium.write(place.start, zeroes.freeze()).await?;
+        }
+        Ok(())
     })
-}
-
-/// Bytes of a medium; zeroes where it cannot be read.
-async fn read(medium: &FileMedium, offset_bytes: u64, length_bytes: u64) -> Vec<u8> {
-    let (read, bytes) = medium.read(offset_bytes, medium.buffer(length_bytes as usize)).await;
-    if let Err(error) = read {
-        tracing::debug!(%error, "cannot look for signatures");
-        return vec![0; length_bytes as usize];
-    }
-    bytes.to_vec()
 }
 
 /// The first bytes of a plain file, as many as [`file_format`] goes by. A medium has whole sectors only, and many files are shorter than one.
@@ -242,49 +256,72 @@ pub(crate) fn occupied(place: impl fmt::Display, there: &str) -> StackError {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     const LENGTH: u64 = 1 << 20;
 
     /// What is found on a device of 1 MiB with these bytes in it.
-    fn found(parts: &[(u64, &[u8])]) -> Option<&'static str> {
+    fn signature(parts: &[(u64, &[u8])]) -> Option<Signature> {
         let mut bytes = vec![0; LENGTH as usize];
         for (at, part) in parts {
             bytes[*at as usize..][..part.len()].copy_from_slice(part);
         }
-        let found = find(&bytes[..START_BYTES as usize], &bytes[(LENGTH - END_BYTES) as usize..], LENGTH);
-        found.map(|found| found.name)
+        let read = async |at: u64, length: u64| Some(bytes[at as usize..][..length as usize].to_vec());
+        let seen = Seen::read((LENGTH, 512), places(LENGTH), read).now_or_never().unwrap();
+        find(&seen)
+    }
+
+    fn found(parts: &[(u64, &[u8])]) -> Option<&'static str> {
+        signature(parts).map(|found| found.name)
     }
 
     #[test]
     fn every_signature_is_found_at_its_place_and_nowhere_else() {
         assert_eq!(found(&[]), None);
-        for (at, magic, name) in AT_START {
-            assert_eq!(found(&[(*at, magic)]), Some(*name));
-            assert_eq!(found(&[(*at + 1, magic)]), None, "{name}");
-            assert_eq!(found(&[(*at, &magic[..magic.len() - 1])]), None, "{name}");
+        let at_end = BACKUPS_AT_END.iter().map(|(before, magic, name)| (LENGTH - before, *magic, *name));
+        let backups: Vec<_> = BACKUPS_AT_START.iter().copied().chain(at_end).collect();
+        for (at, magic, name) in AT_START.iter().copied().chain(backups.iter().copied()) {
+            let is_backup = backups.contains(&(at, magic, name));
+            assert_eq!(signature(&[(at, magic)]), Some(Signature { name, offset_bytes: at, is_backup }));
+            let beside = if at == 0 { 1 } else { at - 1 };
+            assert_eq!(found(&[(beside, magic)]), None, "{name}");
+            assert_eq!(found(&[(at, &magic[..magic.len() - 1])]), None, "{name}");
         }
         for at in [0, 512, 1024, 1536] {
             assert_eq!(found(&[(at, b"LABELONE")]), Some("an LVM physical volume"));
         }
         assert_eq!(found(&[(2048, b"LABELONE")]), None);
-        assert_eq!(found(&[((128 << 10) + 5 * 1024, &ZFS[0])]), Some("a member of a ZFS pool"));
-        assert_eq!(found(&[(LENGTH - 512, b"EFI PART")]), Some("a GPT partition table"));
-        assert_eq!(found(&[(LENGTH - 4096, b"EFI PART")]), Some("a GPT partition table"));
+        assert_eq!(found(&[((128 << 10) + 5 * 1024, &backups::ZFS[0])]), Some("a member of a ZFS pool"));
         assert_eq!(found(&[(LENGTH - (64 << 10), &MD)]), Some("a member of an md array"));
         assert_eq!(found(&[(LENGTH - (8 << 10), &MD)]), Some("a member of an md array"));
         assert_eq!(found(&[(LENGTH - (12 << 10), &MD)]), None);
     }
 
     #[test]
+    fn a_backup_counts_where_the_first_superblock_is_lost_and_says_that_it_is_one() {
+        let at = 16_384_u64.to_be_bytes();
+        let luks: [(u64, &[u8]); 2] = [(16_384, b"SKUL\xba\xbe\0\x02"), (16_384 + 256, &at)];
+        let backup = signature(&luks).unwrap();
+        assert_eq!(backup.to_string(), "a LUKS container (backup at byte 16384)");
+        let whole = signature(&[(0, b"LUKS\xba\xbe"), luks[0], luks[1]]).unwrap();
+        assert_eq!(whole.to_string(), "a LUKS container (byte 0)");
+        let other = signature(&[(0, b"XFSB"), luks[0], luks[1], (LENGTH - 512, b"EFI PART")]).unwrap();
+        assert_eq!(other.to_string(), "an XFS file system (byte 0)");
+    }
+
+    #[test]
     fn file_systems_of_one_family_are_told_apart_and_count_before_what_is_left_behind_them() {
+        const MAGIC_AT: u64 = EXT_AT + backups::EXT_MAGIC_AT as u64;
         let features =
             |compatible: u32, incompatible: u32| [compatible.to_le_bytes(), incompatible.to_le_bytes()].concat();
-        let of = |features: &[u8]| found(&[(1080, &EXT_AT.1), (EXT_FEATURES_AT as u64, features)]);
+        let of = |features: &[u8]| found(&[(MAGIC_AT, &backups::EXT_MAGIC), (EXT_AT + 0x5c, features)]);
         assert_eq!(of(&features(0, 2)), Some("an ext2 file system"));
         assert_eq!(of(&features(4, 2)), Some("an ext3 file system"));
         assert_eq!(of(&features(4, 0x2c2)), Some("an ext4 file system"));
-        assert_eq!(found(&[(1080, &EXT_AT.1), (LENGTH - 512, b"EFI PART")]), Some("an ext2 file system"));
+        let ext2 = found(&[(MAGIC_AT, &backups::EXT_MAGIC), (LENGTH - 512, b"EFI PART")]);
+        assert_eq!(ext2, Some("an ext2 file system"));
     }
 
     #[test]

@@ -85,8 +85,9 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
 }
 
 /// The command that copies the rest from `byte` on. A plain file that is written is always written from its start, and blocks of the two
-/// sides may end at different bytes: then there is none.
-fn resume_command(arguments: &Copy, source: &Source, sink: &Sink, byte: u64) -> Option<String> {
+/// sides may end at different bytes: then there is none. Where what was copied `is_known`, the destination now holds it, and is only overwritten by
+/// force.
+fn resume_command(arguments: &Copy, source: &Source, sink: &Sink, byte: u64, is_known: bool) -> Option<String> {
     let (Source::Device(from), Sink::Device(to)) = (source, sink) else { return None };
     let rest = |size: BlockSize| {
         let block_bytes = size.bytes() as u64;
@@ -95,13 +96,15 @@ fn resume_command(arguments: &Copy, source: &Source, sink: &Sink, byte: u64) -> 
     if from.opened.info.kind == RAW_FILE {
         return None;
     }
-    let (first, first_to, salvage) = (
-        rest(from.named_block_size())?,
-        rest(to.device.geometry().block_size)?,
-        if arguments.salvage { " --salvage" } else { "" },
-    );
+    let (first, first_to) = (rest(from.named_block_size())?, rest(to.device.geometry().block_size)?);
+    let options = [
+        (arguments.salvage, " --salvage"),
+        (arguments.force || is_known, " --force"),
+        (arguments.members.force_member, " --force-member"),
+    ];
+    let options: String = options.into_iter().filter_map(|(is_given, option)| is_given.then_some(option)).collect();
     let rest = |first: u64, end: &Endpoint| shell_word(format_args!("offset:{first}..,{end}"));
-    Some(format!("sealblock copy{salvage} {} {}", rest(first, &arguments.from), rest(first_to, &arguments.to)))
+    Some(format!("sealblock copy{options} {} {}", rest(first, &arguments.from), rest(first_to, &arguments.to)))
 }
 
 /// Says on standard error how far the copy came, and how to resume it.
@@ -147,11 +150,12 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
     let mut findings = Findings::new(if arguments.json { OutputStream::Silent } else { OutputStream::Error });
     let reading = Reading { doing: "read", past_damage: arguments.salvage, asks_for_holes: true };
     let work = CopyJob::new("copying", source, reading, sink, show);
-    let copied = interrupt::or_end(work.run(&mut findings), || {
-        let command = resume_command(arguments, source, sink, work.total());
-        report_resume(arguments, work.total(), command.as_deref());
-    });
-    let copied = copied.await;
+    // If the source does not answer, what was copied is not known: by force the command works in any case.
+    let last_words = |byte| {
+        let command = resume_command(arguments, source, sink, byte, true);
+        report_resume(arguments, byte, command.as_deref());
+    };
+    let copied = interrupt::or_end(work.run(&mut findings), || last_words(work.total())).await;
     findings.finish(&work.progress)?;
     // What was copied is whole all the same.
     for lost in source.lost_metadata().iter().filter(|_| !arguments.json) {
@@ -159,6 +163,14 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
     }
     let Moved { tally, blocks_lost } = copied.map_err(|failure| advise(failure, arguments))?;
     let ((lost, lost_unlisted), total) = (findings.into_runs(), work.total());
+    let resume_byte = source.bytes().filter(|bytes| interrupt::came() && total < *bytes).map(|_| total);
+    let resume_command = match resume_byte {
+        Some(byte) => {
+            let is_known = interrupt::or_end(source.is_known(), || last_words(byte)).await;
+            resume_command(arguments, source, sink, byte, is_known)
+        }
+        None => None,
+    };
     Ok(Report {
         from: arguments.from.to_string(),
         to: arguments.to.to_string(),
@@ -172,8 +184,8 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
         lost_unlisted,
         lost_are: sink.losing(),
         may_be_older: source.older(),
-        resume_command: resume_command(arguments, source, sink, total),
-        resume_byte: source.bytes().filter(|bytes| interrupt::came() && total < *bytes).map(|_| total),
+        resume_command,
+        resume_byte,
     })
 }
 

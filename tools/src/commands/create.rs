@@ -11,7 +11,7 @@ use sealblock_stack::identity::{new_uuid, uuid_text};
 use sealblock_stack::quantity::count;
 use sealblock_stack::{
     Cause, FileKind, StackError, file_format, file_start, inspect, medium_error, on_reactor, open_error, open_medium,
-    protection_text, signature, volume_error, wipe_end,
+    protection_text, signature, volume_error, wipe,
 };
 use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
@@ -89,8 +89,8 @@ async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), StackE
     }
     medium.set_len_bytes(layout.medium_bytes()).map_err(failed)?;
     if medium.is_block_device() && signature(medium).await.is_some() {
-        // What others left at the end would have them find themselves there, where the volume does not reach it.
-        wipe_end(medium).await.map_err(failed)?;
+        // What others left, at the end or as backups, would have them find themselves there, where the volume does not reach it.
+        wipe(medium).await.map_err(failed)?;
     }
     create(medium, options).await.map_err(|error| volume_error("create", &error))
 }

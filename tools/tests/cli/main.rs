@@ -1,6 +1,7 @@
 //! Tests of the program, as a user meets it, in one binary: each further one would be linked anew with everything.
 
 mod alone;
+mod backups;
 mod bench;
 mod commands;
 mod common;

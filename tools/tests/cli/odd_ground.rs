@@ -104,6 +104,7 @@ fn what_lies_behind_layers_and_protocols_is_found_before_it_is_overwritten() {
     let place = Place::new();
     place.volume("--size 1MiB", &noise(2, 1 << 20));
     place.write("data", &noise(1, 1 << 20));
+    place.write("small", &noise(3, 64 << 10));
     place.write("a", &ext2(LENGTH));
     place.write("b", &ext2(LENGTH));
     place.write("blank", &vec![0; LENGTH as usize]);
@@ -124,10 +125,14 @@ fn what_lies_behind_layers_and_protocols_is_found_before_it_is_overwritten() {
         }
         assert!(place.read("a") == ext2(LENGTH) && place.read("b") == ext2(LENGTH), "{target}: nothing is written");
     }
-    // What has another place than the signature is free.
-    place.run("copy data offset:8..,raw:a").succeeds();
-    place.run("copy data offset:256..,stripe-nolabel:raw:blank,raw:a").succeeds();
-    assert!(place.read("a")[..4096] == ext2(4096));
+    // What is written beside the signature belongs to the same file system.
+    for target in ["offset:8..,raw:a", "offset:256..,stripe-nolabel:raw:blank,raw:a"] {
+        place.run(&format!("copy data {target}")).fails(3, &["raw:a", there, "--force"]);
+    }
+    assert!(place.read("a") == ext2(LENGTH));
+    // A part of which nothing is written is free.
+    place.run("copy small offset:0..127,stripe-nolabel:raw:blank,raw:a").succeeds();
+    assert!(place.read("a") == ext2(LENGTH));
     place.run("copy data offset:0..,raw:a --force").succeeds();
     place.run(&format!("copy data {export} --force")).succeeds();
     server.stop();

@@ -9,7 +9,9 @@ use futures_util::stream::{self, LocalBoxStream, StreamExt};
 use sealblock_block::{BlockState, Device, Request, RequestKind, Response, StatusRun, WhyOlder};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_stack::range::Run;
-use sealblock_stack::{Access, ByteView, FORMAT_BYTES, Lost, OpenTarget, Salvaged, StackError, file_format};
+use sealblock_stack::{
+    Access, ByteView, FORMAT_BYTES, Lost, OpenTarget, Salvaged, StackError, file_format, known_content,
+};
 use sealblock_units::{BlockSize, Extent};
 
 use crate::cli::Endpoint;
@@ -126,6 +128,12 @@ impl Source {
         let Source::Device(whole) = self else { return None };
         let start = whole.read("read", 0, whole.len_bytes().min(FORMAT_BYTES as u64)).await.ok()?;
         file_format(&start)
+    }
+
+    /// Whether it holds something known: a destination with a copy of it is only overwritten by force.
+    pub async fn is_known(&self) -> bool {
+        let Source::Device(whole) = self else { return false };
+        self.format().await.is_some() || known_content(&whole.opened).await.is_some()
     }
 
     /// Bytes in a block of it.
