@@ -145,6 +145,17 @@ impl DeviceSet {
         &self.bad_superblocks
     }
 
+    /// True if a newer transaction than that of the used superblock may have been lost with a superblock. The first one of a device is in every
+    /// transaction, so one that can be read and is not older shows that there is none.
+    pub fn may_be_older(&self) -> bool {
+        let is_lost = |copy: &BadCopy| !matches!(copy.fault, CopyFault::Old { .. } | CopyFault::Differs(_));
+        let lost_first = |devid| {
+            let first = |copy: &&BadCopy| copy.place.devid == devid && copy.mirror == 1;
+            self.bad_superblocks.iter().find(first).is_some_and(is_lost)
+        };
+        self.iter().filter(|(_, device)| !device.is_stale).all(|(devid, _)| lost_first(devid))
+    }
+
     /// Reads bytes of a device, which checks them if it can.
     ///
     /// # Errors

@@ -176,3 +176,56 @@ fn without_the_newest_root_of_all_trees_the_next_older_one_is_begun_from() {
     assert_eq!(report["roots"]["tree_of_trees"]["source"], "search", "{}", report["roots"]);
     assert!(report["roots"]["tree_of_trees"]["generation"].as_u64().unwrap() < oldest);
 }
+
+#[test]
+fn files_of_an_older_superblock_are_said_to_be_older() {
+    let Some(place) = place_with_image() else { return };
+    let at = |copy: usize| COPY_OFFSETS[copy];
+    let older = "files may be older than what was written: the first superblock is lost";
+    let commands = ["fs get disk/file-0 got", "fs cat disk/file-0", "fs ls disk", "fs rescue disk saved"];
+    let reading = |status: i32, words: &[&str], is_older: bool| {
+        for command in commands {
+            fs::remove_file(place.path("got")).ok();
+            fs::remove_dir_all(place.path("saved")).ok();
+            let answer = place.run(command);
+            answer.ends_with(status);
+            let said = &answer.stderr;
+            assert!(words.iter().all(|words| said.contains(words)), "{command}: {said}");
+            assert_eq!(said.contains(older), is_older, "{command}: {said}");
+            assert_eq!(said.contains("superblock"), !words.is_empty(), "{command}: {said}");
+        }
+    };
+    reading(0, &[], false);
+    // The second copy is only that: the first one has the last transaction.
+    let image = place.read("disk");
+    let restore = |copy: usize| place.poke("disk", at(copy), &image[at(copy) as usize..][..SUPERBLOCK_BYTES]);
+    place.poke("disk", at(1), &[0; SUPERBLOCK_BYTES]);
+    reading(0, &["superblock: copy 2 on device 1 at byte 67108864"], false);
+    // The first one may have been newer than what is left.
+    restore(1);
+    place.poke("disk", at(0), &[0; SUPERBLOCK_BYTES]);
+    reading(4, &["superblock: copy 1 on device 1 at byte 65536"], true);
+    for command in ["fs verify disk", "fs info disk"] {
+        let answer = place.run(command);
+        answer.ends_with(1).says(&["copy 1 on device 1 at byte 65536"]);
+        assert!(answer.stderr.contains(older), "{command}: {}", answer.stderr);
+    }
+    restore(0);
+    reading(0, &[], false);
+}
+
+#[test]
+fn the_first_superblock_of_another_device_shows_that_nothing_is_older() {
+    if let Err(why) = has_mounts() {
+        return skip(&why);
+    }
+    let place = Place::new();
+    mkfs(&["a", "b"].map(|name| place.path(name)), 128, &[]).unwrap();
+    place.poke("a", COPY_OFFSETS[0], &[0; SUPERBLOCK_BYTES]);
+    let answer = place.run("fs ls a+b");
+    let lost = "superblock: copy 1 on device 1 at byte 65536";
+    assert!(answer.succeeds().stderr.contains(lost) && !answer.stderr.contains("older"), "{}", answer.stderr);
+    place.poke("b", COPY_OFFSETS[0], &[0; SUPERBLOCK_BYTES]);
+    let answer = place.run("fs ls a+b");
+    assert!(answer.ends_with(4).stderr.contains("files may be older than what was written"), "{}", answer.stderr);
+}

@@ -30,7 +30,8 @@ pub(super) fn with_options(
         let open = name.open(options).await?;
         say_state(name, &open.filesystem);
         let older = open.targets().iter().filter(|target| note_older(target)).count();
-        Ok(open.close_after(work).await?.unless_older(older > 0))
+        let is_older = older > 0 || open.filesystem.storage().devices.may_be_older();
+        Ok(open.close_after(work).await?.unless_older(is_older))
     })
 }
 
@@ -48,6 +49,7 @@ fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
             "{target}: device {devid} is at transaction {generation}, older than other devices; only data with checksums are read from it"
         ));
     }
+    say_superblocks(&name, filesystem);
     older_roots(filesystem).iter().for_each(|why| note(&format_args!("{name}: {why}")));
     for lost in filesystem.lost_chunks() {
         note(&format_args!("{name}: part of the chunk tree is lost: {lost}"));
@@ -61,6 +63,18 @@ fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
     if filesystem.has_log() {
         note(&format_args!(
             "{name}: changes synced after the last transaction are in a log that is not replayed: some files have older content"
+        ));
+    }
+}
+
+/// Reports superblocks that are lost or contradict the one that is used, and what that means for the content.
+fn say_superblocks(name: &str, filesystem: &Filesystem) {
+    let devices = &filesystem.storage().devices;
+    devices.bad_superblocks().iter().for_each(|copy| note(&format_args!("{name}: superblock: {copy}")));
+    if devices.may_be_older() {
+        let generation = devices.geometry().generation;
+        note(&format_args!(
+            "{name}: files may be older than what was written: the first superblock is lost, and a copy of it, of transaction {generation}, is used"
         ));
     }
 }
