@@ -55,6 +55,7 @@ pub use volume::{AnsweredChanges, Volume, VolumeInfo};
 /// The volume on a medium in memory, without crashes. The simulator tests crashes.
 #[cfg(test)]
 mod tests {
+    mod after_close;
     mod allocation;
     mod beside;
     mod block_map;

@@ -93,6 +93,15 @@ pub async fn open<M: Medium, C: Clock>(
     let mark = high_water::read(&medium, &superblock).await;
     if high_water::is_behind(&superblock, &copies, recovered.end, &mark) {
         recovered.roll_back(&layout, &mark);
+    } else if recovered.contradicts_close && !high_water::may_lack_newest(&superblock, &copies) {
+        // A superblock with `clean` = 0 is durable before the log gets its first map entry. So these were written after
+        // the superblocks that are here, or are those of another state of the volume.
+        if !options.accept_older {
+            let (log_tail, log_end) = (superblock.log_tail, recovered.end);
+            return Err(VolumeError::LogAfterClose { log_tail, log_end });
+        }
+        recovered.ignore_log();
+        recovered.roll_back(&layout, &mark);
     }
     if standing != Standing::Certain {
         groups.assume_initialized();

@@ -128,6 +128,17 @@ pub enum VolumeError {
         /// The log sector at which it ended before.
         newest_log_end: u64,
     },
+    /// The superblocks say that the volume was closed with an empty log, and the log has map entries. So superblocks and
+    /// log are from different times, and the volume opens only if older content is accepted, as it was closed then.
+    #[error(
+        "its log and its superblocks are from different times, so one of them was put back to an earlier state: it was closed with an empty log before sector {log_tail}, and the log has sectors of changes up to {log_end}; blocks written since that close may read as older content, and which ones is not known"
+    )]
+    LogAfterClose {
+        /// The sector before which the log of the closed volume ends.
+        log_tail: u64,
+        /// The sector before which the log that was found ends.
+        log_end: u64,
+    },
     /// What recovery found could not be made durable.
     #[error("recovery could not be finished: {0}")]
     Recovery(String),

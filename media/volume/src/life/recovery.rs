@@ -45,6 +45,8 @@ pub(crate) struct Recovered {
     pub is_rolled_back: bool,
     /// The log has sectors from its tail on, with or without map entries.
     pub is_used: bool,
+    /// It has map entries there, although the superblock says that it is empty.
+    pub contradicts_close: bool,
     /// The sequence number after the last sector that was found.
     pub end: u64,
     /// A sequence number that no sector had before.
@@ -111,9 +113,10 @@ pub(crate) async fn replay<M: Medium>(
     let mut scan = read_log(medium, superblock, options).await?;
     let (lost, first_lost) = scan.lost(has_groups);
     let is_used = scan.newest.is_some_and(|newest| newest >= superblock.log_tail);
+    let contradicts_close = superblock.is_clean && scan.has_entries();
     let foreign = std::mem::take(&mut scan.foreign);
     let (end, next, tail, durable_end) = (scan.next, scan.next(), scan.tail(), scan.durable_end());
-    let found = Recovered { end, next, is_used, lost, first_lost, ..Recovered::default() };
+    let found = Recovered { end, next, is_used, contradicts_close, lost, first_lost, ..Recovered::default() };
     let mut recovered = Recovered { foreign, tail, durable_end, ..found };
     if options.mutation.is(Mutation::RunsFirst) {
         let found_sectors = scan.sectors.values().rev().flat_map(|found| &found.own);
@@ -145,6 +148,15 @@ impl Recovered {
     pub fn roll_back(&mut self, layout: &Layout, mark: &HighWaterMark) {
         self.is_rolled_back = true;
         self.next = self.next.max(mark.log_end + 2 * layout.log_sectors());
+    }
+
+    /// Uses nothing of a log that contradicts the superblocks and the mark, which agree that the volume was closed: the
+    /// block map has all that the volume had then. Its map entries would replace blocks of that close, most by blocks
+    /// whose data are not there.
+    pub fn ignore_log(&mut self) {
+        self.entries = MapEntries::default();
+        self.unreadable.clear();
+        (self.discarded, self.lost, self.first_lost) = (0, 0, None);
     }
 
     /// True if blocks may be older than their last writes.
@@ -185,6 +197,11 @@ impl Recovered {
 }
 
 impl LogScan<'_> {
+    /// True if any sector from the tail on has map entries; the anchor has none.
+    fn has_entries(&self) -> bool {
+        self.sectors.values().any(|found| !found.own.is_empty() || !found.repeats.is_empty())
+    }
+
     /// True if all map entries of a sector were found, in it or repeated by the next one.
     fn is_known(&self, sequence: u64) -> bool {
         let is_repeated = || self.sectors.get(&(sequence + 1)).is_some_and(|found| found.repeats_all);

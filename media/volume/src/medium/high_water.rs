@@ -86,6 +86,14 @@ pub(crate) fn is_behind(
     missed > 1 || missed == 1 && is_put_back() || log_end < mark.log_end
 }
 
+/// True if a newer superblock may have existed of which no copy is left: both of its places are damaged. Then the log
+/// may be in use although the newest superblock that is left says that it is empty.
+pub(crate) fn may_lack_newest(superblock: &Superblock, copies: &[SuperblockCopy; COPIES]) -> bool {
+    let [.., third] = copies;
+    let places = [&copies[((superblock.write_seq + 1) % 2) as usize], third];
+    places.iter().all(|copy| copy.write_seq.is_none())
+}
+
 #[cfg(test)]
 mod tests {
     use sealblock_units::BlockSize;
