@@ -75,6 +75,35 @@ fn a_volume_without_its_log_is_told_by_every_command_that_reads_it_and_refused_b
     assert!(place.read("v") == before, "nothing is written");
 }
 
+/// Zeroes of an image are often holes, and a copy that skips holes leaves what is there.
+#[test]
+fn an_image_that_is_put_back_without_its_holes_is_read_as_of_its_day_and_may_be_older() {
+    let place = Place::new();
+    place.run("create v --size 4MiB").succeeds();
+    let data = noise(5, 1024 * BLOCK);
+    place.write("day1", &data);
+    place.run("copy day1 v").succeeds();
+    let image = place.read("v");
+    place.run("zero v --range 100..131").succeeds();
+    let mut mixed = place.read("v");
+    for (there, of_image) in mixed.chunks_mut(BLOCK).zip(image.chunks(BLOCK)) {
+        if of_image.iter().any(|byte| *byte != 0) {
+            there.copy_from_slice(of_image);
+        }
+    }
+    assert!(mixed != image, "the log has changes of the second day");
+    place.write("v", &mixed);
+    place.run("verify v").ends_with(4).says(&["incomplete"]);
+    assert_eq!(place.run("copy v out --json").ends_with(4).json()["may_be_older"], "rolled_back");
+    assert!(place.read("out") == data);
+    assert_eq!(place.run("info v --json").ends_with(4).json()["may_be_older"], "rolled_back");
+    assert_eq!(place.run("rescue v out2 --json").ends_with(4).json()["may_be_older"], "rolled_back");
+    for command in ["copy day1 v", "zero v --yes", "serve v", "serve v --read-only", "resize v --size 64MiB"] {
+        place.run(command).fails(3, &["v", "from different times"]);
+    }
+    assert!(place.read("v") == mixed, "nothing is written");
+}
+
 #[test]
 fn a_volume_without_its_log_is_served_where_that_is_accepted_and_hosts_hear_of_it() {
     let place = lost();
