@@ -97,7 +97,10 @@ pub fn volume_error(doing: &str, error: &VolumeError) -> StackError {
         VolumeError::Identity(_) => StackError::new(Cause::Damaged, doing, error).of_known_volume().advise(
             "`sealblock rescue --identity UUID VOLUME TO` treats it as that volume and copies out the blocks that verify",
         ),
-        VolumeError::LogDamaged { .. } | VolumeError::RolledBack { .. } | VolumeError::LogAfterClose { .. } => StackError::new(Cause::Older, doing, error).advise(
+        VolumeError::LogDamaged { .. }
+        | VolumeError::RolledBack { .. }
+        | VolumeError::LogAfterClose { .. }
+        | VolumeError::NewerPages => StackError::new(Cause::Older, doing, error).advise(
             "`sealblock rescue VOLUME TO` copies out all blocks that verify; `copy`, `verify` and `serve --accept-older` read the volume as it is",
         ),
     }

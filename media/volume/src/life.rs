@@ -102,6 +102,11 @@ pub async fn open<M: Medium, C: Clock>(
         }
         recovered.ignore_log();
         recovered.roll_back(&layout, &mark);
+    } else if superblock.is_put_back {
+        if !options.accept_older {
+            return Err(VolumeError::NewerPages);
+        }
+        recovered.roll_back(&layout, &mark);
     }
     if standing != Standing::Certain {
         groups.assume_initialized();

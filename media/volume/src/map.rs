@@ -67,6 +67,8 @@ pub(crate) struct BlockMap {
     log_end: Cell<(u64, u64)>,
     /// The last log sector that is in a page which this open has written.
     written: Cell<u64>,
+    /// The block groups of pages which this open has written.
+    written_groups: RefCell<FxHashSet<u64>>,
     /// Pages that include log sectors after the end of the log.
     newer: RefCell<FxHashSet<u64>>,
     /// The volume was closed cleanly: then only damage makes one copy older than the other.
@@ -92,6 +94,7 @@ impl BlockMap {
             to_repair: RefCell::default(),
             written: Cell::new(log_end.1),
             log_end: Cell::new(log_end),
+            written_groups: RefCell::default(),
             newer: RefCell::default(),
             was_clean: superblock.is_clean,
             cache_bytes: options.cache_bytes,
@@ -211,11 +214,22 @@ impl BlockMap {
         // A page is written only when the log sectors that it includes are durable, and before a superblock frees them.
         // So if it includes sectors after the end of the log, the log and the superblocks are from before that write.
         let ((end, next), written) = (self.log_end.get(), self.written.get());
-        let is_newer = page.sequence().is_some_and(|at| at > end && !(next..=written).contains(&at));
+        // A recovery that was interrupted may have written any page, as of `next`: this open writes the same again. What
+        // is written later is only in block groups that were compared before.
+        let is_written = |at: u64| {
+            let is_group_written = || self.written_groups.borrow().contains(&self.group_of(number));
+            at == next || (next..=written).contains(&at) && is_group_written()
+        };
+        let is_newer = page.sequence().is_some_and(|at| at > end && !is_written(at));
         if is_newer && self.newer.borrow_mut().insert(number) {
             tracing::warn!(%first, "a page of the block map is newer than the log and the superblocks; blocks may be older than what was written");
             self.lost_copies.add_newer_page();
         }
+    }
+
+    /// True if pages were found that are newer than the log and the superblocks.
+    pub fn has_newer_pages(&self) -> bool {
+        self.lost_copies.newer_pages() > 0
     }
 
     /// Accepts pages that are newer than the log that was found: the log continues after all of them.
@@ -348,6 +362,7 @@ impl BlockMap {
             self.check_medium_reads(medium, &place).await?;
         }
         self.written.set(self.written.get().max(sequence));
+        self.written_groups.borrow_mut().insert(self.group_of(number));
         let sector = self.layout.sector_bytes() as usize;
         let bytes = padded(medium, &image.bytes, image.bytes.len());
         let mut at = 0;

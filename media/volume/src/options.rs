@@ -131,7 +131,7 @@ pub enum VolumeError {
     /// The superblocks say that the volume was closed with an empty log, and the log has map entries. So superblocks and
     /// log are from different times, and the volume opens only if older content is accepted, as it was closed then.
     #[error(
-        "its log and its superblocks are from different times, so one of them was put back to an earlier state: it was closed with an empty log before sector {log_tail}, and the log has sectors of changes up to {log_end}; blocks written since that close may read as older content, and which ones is not known"
+        "its log and its superblocks are from different times, so one of them was put back to an earlier state: by its superblocks the log ended before sector {log_tail} when it was closed, and it has changes that end before sector {log_end}; blocks written since that close may read as older content, and which ones is not known"
     )]
     LogAfterClose {
         /// The sector before which the log of the closed volume ends.
@@ -139,6 +139,12 @@ pub enum VolumeError {
         /// The sector before which the log that was found ends.
         log_end: u64,
     },
+    /// When the volume was used before, a page of its block map was newer than its log and its superblocks, and nobody
+    /// has accepted that since.
+    #[error(
+        "its superblocks and its log were put back to an earlier state: when it was used last, its block map was newer than both; blocks written before may read as older content, and which ones is not known"
+    )]
+    NewerPages,
     /// What recovery found could not be made durable.
     #[error("recovery could not be finished: {0}")]
     Recovery(String),

@@ -326,9 +326,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Whether the blocks have their newest content.
     pub(crate) fn freshness(&self) -> Freshness {
-        let tables = match self.block_map.groups.lost_copies().newer_pages() {
-            0 => Freshness::Current,
-            _ => Freshness::MayBeOlder(WhyOlder::RolledBack),
+        let tables = match self.block_map.has_newer_pages() {
+            false => Freshness::Current,
+            true => Freshness::MayBeOlder(WhyOlder::RolledBack),
         };
         self.log_freshness.get().and(tables)
     }

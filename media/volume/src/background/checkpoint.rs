@@ -173,7 +173,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn mark_answered(&self, answered: Answered) -> Result<(), Error> {
         let has_it = |before: &Superblock| {
             let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
-            before.is_anchored && uncorrectable == before.uncorrectable && answered == before.answered
+            // The log must not pass what shows it before that is recorded.
+            let is_put_back_known = before.is_put_back || !self.block_map.has_newer_pages();
+            before.is_anchored
+                && uncorrectable == before.uncorrectable
+                && answered == before.answered
+                && is_put_back_known
         };
         if has_it(&self.superblock.get()) {
             return Ok(());
@@ -214,7 +219,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let is_begun = changed.is_begun && is_anchored;
         let labels_written = self.reserved.writes(ReservedArea::GroupLabel);
         let write_seq = self.superblock.get().write_seq + 1;
-        let superblock = Superblock { write_seq, is_anchored, is_begun, labels_written, ..changed };
+        let is_put_back = changed.is_put_back || self.block_map.has_newer_pages();
+        let superblock = Superblock { write_seq, is_anchored, is_begun, is_put_back, labels_written, ..changed };
         superblocks::write(&self.medium, &superblock).await?;
         self.sync_or_fail().await?;
         self.superblock.set(superblock);
@@ -262,10 +268,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         // Its notes do not belong to the new log. The next superblock counts on from the newest that there ever was.
         let before = self.superblock.get();
         let write_seq = before.write_seq.max(self.high_water.mark().superblocks);
-        self.superblock.set(Superblock { answered: Answered::Volatile, write_seq, ..before });
+        self.superblock.set(Superblock { answered: Answered::Volatile, write_seq, is_put_back: false, ..before });
+        self.block_map.forget_newer_pages();
         self.checkpoint_recovered(&self.memtable.recovered()).await?;
         self.memtable.end_commit();
-        self.block_map.forget_newer_pages();
         tracing::warn!("what the log and the superblocks lack is given up: blocks may be older than what was written");
         self.keeps_lost_log.set(false);
         self.log_freshness.set(Freshness::Current);

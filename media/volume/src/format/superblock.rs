@@ -61,6 +61,8 @@ const MARK_ANCHORED: u64 = 1;
 const MARK_ZEROED_AREAS: u64 = 2;
 /// Marks: the anchor is the sector `log_tail`.
 const MARK_BEGUN: u64 = 4;
+/// Marks: a page of the block map was newer than log and superblocks.
+const MARK_PUT_BACK: u64 = 8;
 /// Completed changes are durable or noted. Programs that support neither leave this 0.
 const ANSWERED_DURABLE: u64 = 1;
 const ANSWERED_NOTED: u64 = 2;
@@ -181,6 +183,10 @@ pub struct Superblock {
     pub is_anchored: bool,
     /// The log is anchored, and there was no checkpoint since: the sector `log_tail` itself is the anchor.
     pub is_begun: bool,
+    /// A page of the block map was newer than log and superblocks: these were put back to an earlier state. It stays,
+    /// across opens, until a caller that accepts older content changes a block: the log soon passes what such a page
+    /// shows.
+    pub is_put_back: bool,
     /// Blocks may have been made unreadable (feature bit 0). Set before the first such map entry is written, and never
     /// cleared.
     pub uncorrectable: bool,
@@ -248,6 +254,7 @@ impl Superblock {
             is_clean: true,
             is_anchored: false,
             is_begun: false,
+            is_put_back: false,
             uncorrectable: false,
             keeps_space: false,
             areas_were_zeroed: false,
@@ -308,7 +315,8 @@ impl Superblock {
         let mark = |is_set, mark| if is_set { mark } else { 0 };
         let marks = mark(self.is_anchored, MARK_ANCHORED)
             | mark(self.areas_were_zeroed, MARK_ZEROED_AREAS)
-            | mark(self.is_begun, MARK_BEGUN);
+            | mark(self.is_begun, MARK_BEGUN)
+            | mark(self.is_put_back, MARK_PUT_BACK);
         put::<1>(&mut bytes, AT_MARKS, marks);
         put::<8>(&mut bytes, AT_LOG_SECTORS, self.layout.log_sectors());
         put::<8>(&mut bytes, AT_GROUP_BLOCKS, self.layout.group_blocks());
@@ -396,6 +404,7 @@ impl Superblock {
             is_clean: clean,
             is_anchored,
             is_begun: is_anchored && marks & MARK_BEGUN != 0,
+            is_put_back: marks & MARK_PUT_BACK != 0,
             uncorrectable,
             keeps_space,
             areas_were_zeroed: marks & MARK_ZEROED_AREAS != 0,
@@ -566,6 +575,8 @@ mod tests {
         assert_eq!((Superblock::decode(&spoilt.encode()), spoilt.encode()[AT_FEATURES]), (Ok(spoilt), 1));
         let in_use = Superblock { is_clean: false, is_anchored: true, is_begun: true, ..old };
         assert_eq!((Superblock::decode(&in_use.encode()), in_use.encode()[AT_MARKS]), (Ok(in_use), 7));
+        let put_back = Superblock { is_put_back: true, ..old };
+        assert_eq!((Superblock::decode(&put_back.encode()), put_back.encode()[AT_MARKS]), (Ok(put_back), 10));
         let without_anchor = Superblock { is_anchored: false, ..in_use };
         assert!(
             !Superblock::decode(&without_anchor.encode()).unwrap().is_begun,

@@ -5,7 +5,7 @@ use futures_executor::block_on;
 use sealblock_block::{Device, Freshness, Request, ReservedArea, Response, WhyOlder};
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_runtime_memory::Slice;
-use sealblock_units::BlockSize;
+use sealblock_units::{BlockSize, Lba};
 
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
 use crate::format::{BITMAP_PAGE_BYTES, Layout, SUPERBLOCK_OFFSETS, Superblock};
@@ -274,6 +274,85 @@ fn a_crash_at_any_change_is_no_earlier_state() {
         }
         assert!(stop < 119 || has_ended, "every change had its turn");
     }
+}
+
+/// Everything but one page of the block map is put back: both copies of the mark, too.
+fn put_back_but_a_page(medium: &TestMedium, then: &TestMedium, newer: Lba) {
+    let layout = probe_layout(medium);
+    let place = layout.page_offsets(layout.page_of(newer).0).unwrap();
+    let page = medium.bytes.borrow()[place.offset as usize..][..layout.page_bytes() as usize].to_vec();
+    let second = medium.bytes.borrow()[place.second_offset as usize..][..512].to_vec();
+    medium.bytes.borrow_mut().clone_from(&then.bytes.borrow());
+    medium.bytes.borrow_mut()[place.offset as usize..][..page.len()].copy_from_slice(&page);
+    medium.bytes.borrow_mut()[place.second_offset as usize..][..512].copy_from_slice(&second);
+}
+
+fn probe_layout(medium: &TestMedium) -> Layout {
+    block_on(probe(medium)).unwrap().layout
+}
+
+/// Writes blocks in one use of the volume, with a checkpoint behind each.
+fn written(medium: &TestMedium, at: &[u64], closes: bool) {
+    let rig = Rig::open(medium, false).unwrap();
+    for start in at {
+        rig.write(*start, &content(8)).unwrap();
+        rig.flush().unwrap();
+        rig.wait(std::time::Duration::from_secs(5));
+    }
+    if closes {
+        rig.close();
+    }
+}
+
+#[test]
+fn a_page_ahead_of_the_log_is_remembered_when_the_log_has_passed_it() {
+    for closes in [true, false] {
+        let medium = volume();
+        used(&medium, 1);
+        let yesterday = medium.copy();
+        written(&medium, &[500], true);
+        put_back_but_a_page(&medium, &yesterday, Lba::new(500));
+        assert_eq!(freshness(&opened(&medium, true, false).unwrap()), Freshness::Current, "the opening reads no page");
+        for _ in 0..3 {
+            let refused = Rig::open(&medium.copy(), false).err();
+            assert!(matches!(refused, None | Some(VolumeError::NewerPages)), "{refused:?}");
+            if refused.is_none() {
+                written(&medium, &[0, 64, 0], closes);
+            }
+            for read_only in [true, false] {
+                let refused = opened(&medium.copy(), read_only, false).err();
+                assert!(matches!(refused, Some(VolumeError::NewerPages)), "closed {closes}: {refused:?}");
+            }
+            assert_eq!(freshness(&opened(&medium, true, true).unwrap()), OLDER);
+        }
+        let before = medium.bytes.borrow().clone();
+        drop(opened(&medium, false, true).unwrap().close());
+        assert!(*medium.bytes.borrow() == before, "without a change nothing is written");
+        let rig = opened(&medium, false, true).unwrap();
+        rig.write(0, &content(9)).unwrap();
+        rig.flush().unwrap();
+        assert_eq!(freshness(&rig), Freshness::Current, "whoever accepted it has changed it since");
+        rig.close();
+        let rig = opened(&medium, false, false).unwrap();
+        rig.write(600, &content(9)).unwrap();
+        assert_eq!(freshness(&rig), Freshness::Current, "no page is ahead of the log any more");
+        assert!(rig.read(0, 64).unwrap() == content(9));
+    }
+}
+
+/// Each block group is compared with the log as it was opened, not with what was written since.
+#[test]
+fn a_page_ahead_of_the_log_is_found_with_the_first_write_to_its_block_group_in_the_same_use() {
+    let medium = volume();
+    let options = ResizeOptions { capacity_blocks: 2 * BLOCKS, bars: |_| None, mutation: Mutation::None };
+    block_on(resize(&&medium, TestClock::default(), &options)).unwrap();
+    assert_eq!(probe_layout(&medium).block_groups(), 2);
+    written(&medium, &[0, BLOCKS], true);
+    let yesterday = medium.copy();
+    written(&medium, &[BLOCKS + 500], true);
+    put_back_but_a_page(&medium, &yesterday, Lba::new(BLOCKS + 500));
+    written(&medium, &[0, 64, 128, BLOCKS], true);
+    assert!(matches!(opened(&medium, true, false).err(), Some(VolumeError::NewerPages)));
 }
 
 /// A new volume has no earlier state: its first two superblocks and everything else are written before one sync.
