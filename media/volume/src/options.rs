@@ -223,6 +223,8 @@ pub enum Mutation {
     CutMapped,
     /// The log is marked as in use and anchored before it has a sector.
     NoAnchor,
+    /// The log gets map entries while the superblocks of a closed volume still say that it is empty.
+    KeepClean,
     /// Resizing: added block groups keep the bits in the group map of earlier ones.
     KeepBits,
 }

@@ -20,7 +20,7 @@ pub enum SystemUnderTest {
     Walk(MirrorMutation),
 }
 
-const OF_VOLUMES: [(&str, VolumeMutation); 34] = [
+const OF_VOLUMES: [(&str, VolumeMutation); 35] = [
     ("none", VolumeMutation::None),
     ("skip-sync", VolumeMutation::SkipSync),
     ("late-tags", VolumeMutation::LateTags),
@@ -48,6 +48,7 @@ const OF_VOLUMES: [(&str, VolumeMutation); 34] = [
     ("cut-mapped", VolumeMutation::CutMapped),
     ("keep-bits", VolumeMutation::KeepBits),
     ("no-anchor", VolumeMutation::NoAnchor),
+    ("keep-clean", VolumeMutation::KeepClean),
     ("note-late", VolumeMutation::NoteLate),
     ("note-dropped", VolumeMutation::NoteDropped),
     ("note-early", VolumeMutation::NoteEarly),

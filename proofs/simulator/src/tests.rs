@@ -176,6 +176,11 @@ fn a_volume_that_marks_an_empty_log_as_in_use_is_caught() {
 }
 
 #[test]
+fn a_volume_that_uses_its_log_before_its_superblock_says_so_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::KeepClean }, &[Workload::Mixed, Workload::Forced], 60);
+}
+
+#[test]
 fn a_volume_that_loses_the_end_of_runs_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::ShortRun }, &[Workload::Trim, Workload::Spoil], 40);
 }

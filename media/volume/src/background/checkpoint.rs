@@ -203,7 +203,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         let anchor = self.log.next.get() - u64::from(begins);
         let is_begun = before.is_begun || begins && before.log_tail == anchor;
-        let changed = Superblock { is_clean: false, is_anchored: true, is_begun, uncorrectable, answered, ..before };
+        let is_clean = before.is_clean && self.mutation.is(Mutation::KeepClean);
+        let changed = Superblock { is_clean, is_anchored: true, is_begun, uncorrectable, answered, ..before };
         self.write_superblock(changed).await
     }
 

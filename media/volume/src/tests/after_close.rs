@@ -158,6 +158,16 @@ fn a_log_that_is_newer_than_superblocks_of_an_earlier_close_is_used() {
     assert!(rig.read(0, BLOCKS).unwrap() == content(2));
 }
 
+#[test]
+fn a_log_that_is_used_before_the_superblocks_say_so_is_noticed() {
+    let medium = volume();
+    let rig = Rig::open_with(&medium, OpenOptions { mutation: Mutation::KeepClean, ..OpenOptions::default() }).unwrap();
+    rig.write(0, &pattern(1, SIZE.bytes())).unwrap();
+    rig.flush().unwrap();
+    drop(rig);
+    assert!(matches!(opened(&medium, true, false), Err(VolumeError::LogAfterClose { .. })));
+}
+
 /// Every change of a use of a closed volume, with and without notes, and of a resize is the last one before a crash.
 #[test]
 fn no_crash_leaves_changes_after_a_close_in_the_log() {
