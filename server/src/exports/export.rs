@@ -6,9 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use futures_util::future::{FutureExt, LocalBoxFuture, ready};
 use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_runtime_reactor::{now, sleep};
 use sealblock_stack::StackError;
 
 use crate::devices::ServedDevice;
@@ -33,6 +35,22 @@ pub struct Change<'a> {
     pub before: &'a Subsystems,
     /// What is to be served.
     pub wanted: &'a Subsystems,
+}
+
+/// How long a change waits for clients that are just leaving: the end of a connection is noticed a moment after the client.
+const LEAVING: Duration = Duration::from_secs(1);
+/// How often it is looked whether they have left.
+const LEAVING_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Repeats a check that fails because of a client, until it passes or the client stays.
+pub(super) async fn once_left(check: impl Fn() -> Result<(), StackError>) -> Result<(), StackError> {
+    let deadline = now() + LEAVING;
+    loop {
+        match check() {
+            Err(_) if now() < deadline => sleep(LEAVING_POLL_INTERVAL).await,
+            checked => return checked,
+        }
+    }
 }
 
 /// A protocol by which namespaces are served.

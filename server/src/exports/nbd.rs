@@ -129,7 +129,8 @@ impl export::Export for NbdExport {
     fn prepare<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>> {
         let Plan { inherited, .. } = change.plan;
         async move {
-            self.check_names(&exports(change.plan, change.wanted))?;
+            let wanted = exports(change.plan, change.wanted);
+            export::once_left(|| self.check_names(&wanted)).await?;
             self.listeners.prepare(&change.plan.places_of(NBD), inherited).await
         }
         .boxed_local()

@@ -13,7 +13,7 @@ use sealblock_stack::{Cause, StackError};
 
 use crate::devices::ServedDevice;
 use crate::events::Serving;
-use crate::exports::export::{Change, Export, ListClients, Subsystems};
+use crate::exports::export::{Change, Export, ListClients, Subsystems, once_left};
 use crate::exports::listeners::{Listeners, Place};
 use crate::exports::offered::{Offered, OfferedNamespace, setup_error};
 use crate::plan::{NVME, NamespacePlan, Plan, SubsystemPlan, namespace_uri, on_this_machine};
@@ -167,7 +167,7 @@ impl Export for NvmeExport {
     fn prepare<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>> {
         let Plan { inherited, .. } = change.plan;
         async move {
-            self.check_numbers(change)?;
+            once_left(|| self.check_numbers(change)).await?;
             self.listeners.prepare(&change.plan.places(), inherited).await
         }
         .boxed_local()

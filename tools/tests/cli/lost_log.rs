@@ -34,7 +34,7 @@ fn lost() -> Place {
     sleep(Duration::from_secs(6));
     place.write("piece", &noise(3, 4 * BLOCK));
     let last = place.run(&format!("info {target} --json")).json()["blocks"].as_u64().unwrap() - 4;
-    place.run(&format!("copy piece offset:{last}..,{target}")).succeeds();
+    place.run(&format!("copy piece offset:{last}..,{target} --force")).succeeds();
     server.kill();
     lose_log(&place, "v");
     place
