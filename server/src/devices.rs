@@ -34,7 +34,6 @@ use crate::devices::observer::{ReportTargets, RequestObserver};
 use crate::devices::resize::{LocalDevice, ResizeResult};
 use crate::devices::scrub::ScrubTask;
 use crate::events::{Event, EventSender};
-use crate::exports::block_device::is_volatile;
 use crate::plan::NamespacePlan;
 use crate::status::damage::DamageStatus;
 use crate::status::mirror::MirrorStatus;
@@ -283,7 +282,7 @@ async fn open_on_core(
     let earlier = report_lost_completions(&label, lost, &shared, &events);
     shared.observe(RequestObserver::new(label.clone(), reporters.clone()));
     let content_uuid = match volume_uuid {
-        None if is_volatile(target) => Some(new_uuid()?),
+        None if target.is_volatile() => Some(new_uuid()?),
         other => other,
     };
     let scrub_task = ScrubTask::open(label.clone(), volume_uuid, gate, shared.attach(), reporters.state, events).await;

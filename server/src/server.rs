@@ -23,7 +23,7 @@ use crate::devices::waiting::{OpenAttempt, Openings, Waiting};
 use crate::devices::{DeviceTable, ServedDevice};
 use crate::events::{EventSender, OpenedInfo};
 use crate::exports::Exports;
-use crate::exports::block_device::{Ended, is_volatile};
+use crate::exports::block_device::Ended;
 use crate::exports::export::{Change, Subsystems};
 use crate::exports::offered::{Identities, Offered, OfferedNamespace, serial_of};
 use crate::plan::{NBD, NamespacePlan, Plan};
@@ -189,7 +189,7 @@ impl Server {
             return refused("change read_only, relocate or as_member", "it is served with the other setting");
         }
         // Hosts would find other content under an identity that they know.
-        if spaces().any(|space| has_its_uuid(space) && is_volatile(&space.plan.target)) {
+        if spaces().any(|space| has_its_uuid(space) && space.plan.target.is_volatile()) {
             return refused(
                 "change the target of a uuid",
                 "its uuid is that of a served memory target, whose data would be lost",

@@ -152,6 +152,11 @@ impl TargetName {
         }
     }
 
+    /// True if any of its content is in memory, and so lost when it is closed.
+    pub fn is_volatile(&self) -> bool {
+        self.leaves().into_iter().any(|leaf| matches!(leaf, TargetName::Memory(_)))
+    }
+
     /// The target of a member of nested groups: the innermost one that is known. `None` without a group.
     pub fn member(&self, member: MemberPath) -> Option<&TargetName> {
         match self {

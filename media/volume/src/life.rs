@@ -91,23 +91,7 @@ pub async fn open<M: Medium, C: Clock>(
     let groups = BlockGroups::read(&medium, &superblock).await?;
     let mut recovered = recovery::replay(&medium, &superblock, groups.initialized_count() > 0, options).await?;
     let mark = high_water::read(&medium, &superblock).await;
-    if high_water::is_behind(&superblock, &copies, recovered.end, &mark) {
-        recovered.roll_back(&layout, &mark);
-    } else if recovered.contradicts_close && !high_water::may_lack_newest(&superblock, &copies) {
-        // A superblock with `clean` = 0 is durable before the log gets its first map entry. So these were written after
-        // the superblocks that are here, or are those of another state of the volume.
-        if !options.accept_older {
-            let (log_tail, log_end) = (superblock.log_tail, recovered.end);
-            return Err(VolumeError::LogAfterClose { log_tail, log_end });
-        }
-        recovered.ignore_log();
-        recovered.roll_back(&layout, &mark);
-    } else if superblock.is_put_back {
-        if !options.accept_older {
-            return Err(VolumeError::NewerPages);
-        }
-        recovered.roll_back(&layout, &mark);
-    }
+    compare_times(&mut recovered, (&superblock, &copies), &mark, options)?;
     if standing != Standing::Certain {
         groups.assume_initialized();
     }
@@ -142,6 +126,34 @@ pub async fn open<M: Medium, C: Clock>(
         recovered.map_err(|error| VolumeError::Recovery(error.to_string()))?;
     }
     Ok(OpenVolume { worker: Worker { volume: volume.clone() }, volume, description })
+}
+
+/// Compares the time of the log with that of the superblocks and of the mark. Where one of them was put back, the volume
+/// is treated as rolled back, or not opened if older content is not accepted.
+fn compare_times(
+    recovered: &mut Recovered,
+    (superblock, copies): (&Superblock, &[SuperblockCopy; COPIES]),
+    mark: &HighWaterMark,
+    options: &OpenOptions,
+) -> Result<(), VolumeError> {
+    if high_water::is_behind(superblock, copies, recovered.end, mark) {
+        recovered.roll_back(&superblock.layout, mark);
+    } else if recovered.contradicts_close && !high_water::may_lack_newest(superblock, copies) {
+        // A superblock with `clean` = 0 is durable before the log gets its first map entry. So these were written after
+        // the superblocks that are here, or are those of another state of the volume.
+        if !options.accept_older {
+            let (log_tail, log_end) = (superblock.log_tail, recovered.end);
+            return Err(VolumeError::LogAfterClose { log_tail, log_end });
+        }
+        recovered.ignore_log();
+        recovered.roll_back(&superblock.layout, mark);
+    } else if superblock.is_put_back {
+        if !options.accept_older {
+            return Err(VolumeError::NewerPages);
+        }
+        recovered.roll_back(&superblock.layout, mark);
+    }
+    Ok(())
 }
 
 /// The superblock with the loss that this open found, which is written with the next superblock; and the state of

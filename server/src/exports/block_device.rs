@@ -229,21 +229,6 @@ fn derived_from(target: &TargetName, folder: &Path) -> [u8; 16] {
     derived_identity(&target.clone().relative_to(folder), "ublk")
 }
 
-/// True if the target's content is lost when it is closed.
-pub(crate) fn is_volatile(target: &TargetName) -> bool {
-    match target {
-        TargetName::Memory(_) => true,
-        TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => is_volatile(target),
-        TargetName::Group { members, .. } => members.iter().any(is_volatile),
-        TargetName::File(_)
-        | TargetName::Raw(_)
-        | TargetName::Linux { .. }
-        | TargetName::Null(_)
-        | TargetName::NvmeTcp { .. }
-        | TargetName::Nbd { .. } => false,
-    }
-}
-
 /// Removes everything of a block device that was not started.
 async fn abandon(attachment: Attachment) {
     let abandoned = blocking(attachment, |attachment| {
@@ -349,15 +334,5 @@ mod tests {
         }
         assert_ne!(derived("offset:0..9,v", "/nowhere"), derived("offset:10..19,v", "/nowhere"));
         assert_eq!(derived("raw:/nowhere/v", "/a"), derived("raw:v", "/nowhere"));
-    }
-
-    #[test]
-    fn what_is_in_memory_anywhere_is_gone_with_its_server() {
-        for name in ["mem:1MiB", "offset:0..9,mem:1MiB", "mirror:a,[fault:[flip@5],mem:1MiB]"] {
-            assert!(is_volatile(&target(name)), "{name}");
-        }
-        for name in ["v", "raw:v", "null:1MiB", "mirror:a,b", "nbd://localhost/e"] {
-            assert!(!is_volatile(&target(name)), "{name}");
-        }
     }
 }

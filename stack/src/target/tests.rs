@@ -419,3 +419,14 @@ fn whole_linux_devices_are_recognised_and_nothing_else() {
         assert!(!is_linux_device(path), "{path}");
     }
 }
+
+#[test]
+fn what_is_in_memory_anywhere_is_volatile() {
+    let is_volatile = |name: &str| name.parse::<TargetName>().unwrap().is_volatile();
+    for name in ["mem:1MiB", "offset:0..9,mem:1MiB", "mirror:a,[fault:[flip@5],mem:1MiB]"] {
+        assert!(is_volatile(name), "{name}");
+    }
+    for name in ["v", "raw:v", "null:1MiB", "mirror:a,b", "nbd://localhost/e"] {
+        assert!(!is_volatile(name), "{name}");
+    }
+}
