@@ -453,8 +453,9 @@ impl Connection {
     /// Opens the chosen export. Requests received after the choice wait until the client's older sessions are fenced.
     async fn open(&self, index: usize) {
         let Some(advertised) = self.advertised.get(index) else { return };
-        let session = self.core.borrow().client_session();
-        let Some(chosen) = self.server.choose(&self.registration, advertised, self.from(), session) else {
+        let (session, names_none) = (self.core.borrow().client_session(), self.core.borrow().names_none());
+        let choice = (advertised, names_none);
+        let Some(chosen) = self.server.choose(&self.registration, choice, self.from(), session) else {
             tracing::debug!(export = advertised.name, "NBD connection closed: the chosen export was removed");
             return self.core.borrow_mut().close();
         };

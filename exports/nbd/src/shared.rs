@@ -26,6 +26,7 @@ struct ExportList {
 
 struct Choice {
     export: Arc<Export>,
+    names_none: bool,
     /// The address of the client.
     from: String,
     since: Instant,
@@ -50,6 +51,8 @@ pub(crate) struct ServerState {
 pub struct Client {
     /// The name of the export.
     pub export: String,
+    /// True if it chose the default export, and names none when it connects again.
+    pub names_none: bool,
     /// The address or process of the client.
     pub from: String,
     /// Time since it chose the export.
@@ -153,6 +156,7 @@ impl ServerState {
     pub(crate) fn clients(&self) -> Vec<Client> {
         let client = |choice: &Choice| Client {
             export: choice.export.name().to_owned(),
+            names_none: choice.names_none,
             from: choice.from.clone(),
             connected: now().saturating_duration_since(choice.since),
         };
@@ -163,7 +167,7 @@ impl ServerState {
     pub(crate) fn choose(
         self: &Arc<Self>,
         connection: &Registration,
-        info: &core::Export,
+        (info, names_none): (&core::Export, bool),
         from: &str,
         session: Option<core::SessionName>,
     ) -> Option<ChosenExport> {
@@ -176,7 +180,8 @@ impl ServerState {
         };
         let at = offered.advertised.iter().position(is_it)?;
         let (export, signal) = (Arc::clone(&offered.exports[at]), Arc::clone(&connection.signal));
-        let choice = Choice { export: Arc::clone(&export), from: from.to_owned(), since: now(), signal, session };
+        let choice =
+            Choice { export: Arc::clone(&export), names_none, from: from.to_owned(), since: now(), signal, session };
         offered.choices.insert(connection.number, choice);
         Some(ChosenExport { server: Arc::clone(self), number: connection.number, export })
     }

@@ -37,6 +37,7 @@ pub fn try_superblock(input: &[u8]) {
         is_clean: !uncorrectable,
         is_anchored: uncorrectable,
         is_begun: uncorrectable && write_seq & 2 == 2,
+        is_put_back: write_seq & 8 == 8,
         uncorrectable,
         keeps_space: false,
         areas_were_zeroed: write_seq & 1 == 1,

@@ -180,7 +180,9 @@ fn configuration(folder: &Path, kinds: &[FormattedNamespace], listen: SocketAddr
         limits.transfer_bytes,
     );
     for nsid in [PLAIN, PROTECTED, BYSTANDER] {
-        text += &format!("[[subsystems.namespaces]]\nnsid = {nsid}\ntarget = \"mem:{size}\"\n");
+        // The same after a restart, so that a host does not know by the identity alone that the content is lost.
+        let uuid = format!("6ba7b810-9dad-11d1-80b4-00c04fd4{nsid:04x}");
+        text += &format!("[[subsystems.namespaces]]\nnsid = {nsid}\ntarget = \"mem:{size}\"\nuuid = \"{uuid}\"\n");
     }
     text += &format!("[[subsystems]]\nnqn = \"{FORMATS_NQN}\"\n");
     for kind in kinds {

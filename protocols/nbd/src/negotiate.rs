@@ -160,10 +160,11 @@ impl Server {
         if !self.negotiation.no_zeroes {
             self.output.put(&[0; wire::EXPORT_NAME_ZEROES]);
         }
-        Ok(self.choose(index))
+        Ok(self.choose(index, name))
     }
 
-    fn choose(&mut self, index: usize) -> Step<Event> {
+    fn choose(&mut self, index: usize, name: &[u8]) -> Step<Event> {
+        self.negotiation.names_none = name.is_empty();
         self.negotiation.context = self.negotiation.context.filter(|export| *export == index);
         self.chosen = Some(index);
         self.phase = ServerPhase::Request;
@@ -196,7 +197,7 @@ impl Server {
         let about = [&info::EXPORT.to_be_bytes()[..], &export.size_bytes.to_be_bytes(), &flags].concat();
         self.reply_with(option, rep::INFO, &about);
         self.reply(option, rep::ACK);
-        if option == option::GO { self.choose(index) } else { Step::Again }
+        if option == option::GO { self.choose(index, name) } else { Step::Again }
     }
 
     fn put_block_sizes(&mut self, option: u32, sizes: [u32; 3]) {

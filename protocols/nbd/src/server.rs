@@ -53,6 +53,8 @@ pub(crate) struct NegotiationState {
     pub(crate) style: ReplyStyle,
     /// The export for which `base:allocation` was chosen.
     pub(crate) context: Option<usize>,
+    /// The client chose the empty name.
+    pub(crate) names_none: bool,
     /// The export for which the client named its session, and that session.
     pub(crate) session: Option<(usize, SessionName)>,
     /// Options so far, and the bytes of their data.
@@ -345,6 +347,11 @@ impl Server {
     /// The session that the client has named for the chosen export.
     pub fn client_session(&self) -> Option<SessionName> {
         self.negotiation.session.filter(|(export, _)| Some(*export) == self.chosen).map(|(_, session)| session)
+    }
+
+    /// True if the client chose an export without naming it: the default.
+    pub fn names_none(&self) -> bool {
+        self.negotiation.names_none
     }
 
     /// True if replies have chunks, so a failed read may return the data before the failure.

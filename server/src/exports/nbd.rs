@@ -50,21 +50,24 @@ impl NbdExport {
     /// Makes the first export of the plan the default for clients that name none; while it is not open, there is no
     /// default.
     fn set_default(&mut self, plan: &Plan) {
-        let names = plan.subsystems.iter().flat_map(|subsystem| {
-            subsystem.namespaces.iter().filter_map(|namespace| export_name(subsystem, namespace))
-        });
-        self.default = names.into_iter().next();
+        self.default = default_name(plan);
         self.server.set_default(self.default.clone());
     }
 
     /// Refuses to give the name of an export to another device while clients use it: they connect again by themselves,
     /// and would go on with the other.
-    fn check_names(&self, wanted: &[Wanted<'_>]) -> Result<(), StackError> {
-        let clients = self.server.clients();
-        for Wanted { name, device } in wanted {
-            let is_other = self.offered.get(name).is_some_and(|offered| Weak::as_ptr(offered) != Rc::as_ptr(device));
-            if let Some(client) = clients.iter().find(|client| is_other && client.export == *name) {
-                let why = format!("the export {name:?} is another device for the client at {}", client.from);
+    fn check_names(&self, default: Option<&String>, wanted: &[Wanted<'_>]) -> Result<(), StackError> {
+        for client in self.server.clients() {
+            let (known, says) = match client.names_none {
+                true => (default, "the default export".to_owned()),
+                false => (Some(&client.export), format!("the export {:?}", client.export)),
+            };
+            let before = self.offered.get(&client.export).map(Weak::as_ptr);
+            let now = wanted.iter().find(|wanted| Some(&wanted.name) == known);
+            if let Some(Wanted { device, .. }) =
+                now.filter(|now| before.is_some_and(|before| before != Rc::as_ptr(now.device)))
+            {
+                let why = format!("{says} is another device for the client at {}", client.from);
                 let failure = StackError::new(Cause::Refused, "serve", why).on(&device.target);
                 return Err(failure.advise("use another name, or disconnect the client first"));
             }
@@ -130,7 +133,8 @@ impl export::Export for NbdExport {
         let Plan { inherited, .. } = change.plan;
         async move {
             let wanted = exports(change.plan, change.wanted);
-            export::once_left(|| self.check_names(&wanted)).await?;
+            let default = default_name(change.plan);
+            export::once_left(|| self.check_names(default.as_ref(), &wanted)).await?;
             self.listeners.prepare(&change.plan.places_of(NBD), inherited).await
         }
         .boxed_local()
@@ -236,6 +240,15 @@ impl export::Export for NbdExport {
     fn drained(&self) -> LocalBoxFuture<'_, ()> {
         self.listeners.ended().boxed_local()
     }
+}
+
+/// The name of the first export of the plan, whether it is open or not.
+fn default_name(plan: &Plan) -> Option<String> {
+    let mut names = plan
+        .subsystems
+        .iter()
+        .flat_map(|subsystem| subsystem.namespaces.iter().filter_map(|namespace| export_name(subsystem, namespace)));
+    names.next()
 }
 
 /// The exports, in the order of the plan.

@@ -303,23 +303,37 @@ fn the_name_of_an_export_is_given_to_no_other_device_while_a_client_uses_it() {
     for name in ["v", "w"] {
         place.run(&format!("create {name} --size 1MiB")).succeeds();
     }
-    let named = |one: &str, two: &str| {
-        let space =
-            |target: &str, name: &str| format!("[[subsystems.namespaces]]\ntarget = \"{target}\"\nnbd = \"{name}\"\n");
+    let exports = |exports: &[(&str, &str)]| {
+        let space = |(target, name): &(&str, &str)| {
+            format!("[[subsystems.namespaces]]\ntarget = \"{target}\"\nnbd = \"{name}\"\n")
+        };
         let head = "[[nbd]]\naddress = \"127.0.0.1:0\"\n[[subsystems]]\nname = \"a\"\n";
-        format!("{head}{}{}", space("v", one), space("w", two))
+        head.to_owned() + &exports.iter().map(space).collect::<String>()
     };
-    place.write("sealblock.toml", named("one", "two").as_bytes());
+    place.write("sealblock.toml", exports(&[("v", "one"), ("w", "two")]).as_bytes());
     let mut server = Server::start_at(&place, "--listen 127.0.0.1:0");
     let address = server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned();
+    let mut change = |to: &[(&str, &str)]| reload(&place, &mut server, &exports(to));
+    let is_refused = |event: &Value, what: &str| {
+        assert_eq!(event["event"], "reload_failed", "{event}");
+        let reason = event["reason"].as_str().unwrap();
+        let why = format!("{what} is another device for the client at 127.0.0.1");
+        assert!(reason.contains(&why), "{reason}");
+    };
+    let exchanged = [("v", "two"), ("w", "one")];
     let mut client = Nbd::open(&address, "one").unwrap();
-    let event = reload(&place, &mut server, &named("two", "one"));
-    assert_eq!(event["event"], "reload_failed");
-    let reason = event["reason"].as_str().unwrap();
-    assert!(reason.contains("the export \"one\" is another device for the client at 127.0.0.1"), "{reason}");
+    is_refused(&change(&exchanged), "the export \"one\"");
     assert_eq!(client.write(0, &[7; 4096]), 0, "it goes on");
+    // It names its export, so that the order of exports is nothing to it.
+    let other_order = [("w", "two"), ("v", "one")];
+    assert_eq!(change(&other_order)["event"], "reloaded");
     client.disconnect();
-    let exchange = (0..1000).find(|_| reload(&place, &mut server, &named("two", "one"))["event"] == "reloaded");
+    let exchange = (0..1000).find(|_| change(&exchanged)["event"] == "reloaded");
     assert!(exchange.is_some(), "nobody uses it");
+    // A client that names none gets the first one, whichever that is.
+    let client = Nbd::open(&address, "").unwrap();
+    is_refused(&change(&[("w", "one"), ("v", "two")]), "the default export");
+    is_refused(&change(&[("w", "two"), ("v", "one")]), "the default export");
+    client.disconnect();
     server.stop().is_clean();
 }
