@@ -229,6 +229,8 @@ fn longest_target(text: &str) -> Result<(TargetName, &[u8]), String> {
 fn could_be_there(target: &TargetName) -> bool {
     let folder_of = |path: &Path| path.parent().filter(|folder| !folder.as_os_str().is_empty()).map(Path::to_owned);
     target.leaves().into_iter().filter_map(TargetName::path).all(|path| match path.metadata() {
+        // A slash at the end says that it is a folder.
+        _ if path.as_os_str().as_bytes().ends_with(b"/") => false,
         Ok(there) => !there.is_dir(),
         Err(_) => folder_of(path).is_none_or(|folder| folder.is_dir()),
     })
@@ -313,10 +315,10 @@ mod tests {
         std::fs::write(at("a"), b"").unwrap();
         let mirror = format!("mirror:{},{}", at("a"), at("b"));
         for is_there in [false, true] {
-            for path in ["", "/etc/fstab"] {
+            for path in ["", "/", "/etc/fstab", "//etc//fstab"] {
                 let name = parse(&format!("{mirror}{path}")).unwrap();
                 assert_eq!(name.targets, [mirror.parse().unwrap()], "b is there: {is_there}");
-                assert_eq!(name.path, path.trim_start_matches('/').as_bytes());
+                assert_eq!(name.path, path.strip_prefix('/').unwrap_or_default().as_bytes());
             }
             std::fs::write(at("b"), b"").unwrap();
         }

@@ -58,17 +58,42 @@ const AT_START: &[(u64, &[u8], &str)] = &[
     (0, &MD, "a member of an md array"),
     (4096, &MD, "a member of an md array"),
     (4086, b"SWAPSPACE2", "swap space"),
+    // Of machines with pages of 8 to 64 KiB.
+    (8182, b"SWAPSPACE2", "swap space"),
+    (16_374, b"SWAPSPACE2", "swap space"),
+    (32_758, b"SWAPSPACE2", "swap space"),
+    (65_526, b"SWAPSPACE2", "swap space"),
+    (0, b"dmvdo001", "a VDO volume"),
+    (516, b"!Stra0tis\x86\xff\x02", "a member of a Stratis pool"),
+    (32_768, b"JFS1", "a JFS file system"),
+    (65_588, b"ReIsEr", "a ReiserFS file system"),
+    (65_536, b"\x01\x16\x19\x70", "a GFS2 file system"),
+    (1024, b"OCFSV2", "an OCFS2 file system"),
+    (2048, b"OCFSV2", "an OCFS2 file system"),
+    (4096, b"OCFSV2", "an OCFS2 file system"),
+    (8192, b"OCFSV2", "an OCFS2 file system"),
+    (1024, b"\xe2\xe1\xf5\xe0", "an EROFS file system"),
+    (3, b"-FVE-FS-", "a BitLocker volume"),
+    (3, b"ReFS", "a ReFS file system"),
     (0, b"bluestore block device", "a Ceph BlueStore device"),
     (3, b"NTFS    ", "an NTFS file system"),
     (3, b"EXFAT   ", "an exFAT file system"),
     (54, b"FAT1", "a FAT file system"),
     (82, b"FAT32", "a FAT file system"),
     (32_769, b"CD001", "an ISO 9660 file system"),
+    (32_769, b"BEA01", "a UDF file system"),
     (0, b"hsqs", "a SquashFS file system"),
     (32, b"NXSB", "an APFS container"),
     (1024, b"H+", "an HFS+ file system"),
     (512, b"EFI PART", "a GPT partition table"),
     (4096, b"EFI PART", "a GPT partition table"),
+];
+
+/// Numbers of formats that have nothing at the start, by how many bytes before the end they are.
+const AT_END: &[(u64, &[u8], &str)] = &[
+    (512, b"\xde\x11\xde\x11", "a member of a DDF array"),
+    (1024, b"Intel Raid ISM Cfg Sig. ", "a member of an Intel RAID array"),
+    (1024, b"NVIDIA  ", "a member of an NVIDIA RAID array"),
 ];
 
 /// Backups near the start, for sectors of 512 bytes.
@@ -171,15 +196,23 @@ fn first(seen: &Seen) -> Option<(&'static str, u64)> {
     }
     let md_090 = (seen.len_bytes() & !0xffff).checked_sub(64 << 10);
     let md_1 = seen.len_bytes().checked_sub(8 << 10).map(|at| at & !0xfff);
-    [md_090, md_1].into_iter().flatten().find(|at| seen.has(*at, &MD)).map(|at| (MD_MEMBER, at))
+    let md = [md_090, md_1].into_iter().flatten().find(|at| seen.has(*at, &MD)).map(|at| (MD_MEMBER, at));
+    md.or_else(|| from_end(seen, AT_END))
 }
 
 /// A backup at the start or at the end.
 fn at_ends(seen: &Seen) -> Option<(&'static str, u64)> {
-    let start = BACKUPS_AT_START.iter().map(|(at, magic, name)| (Some(*at), magic, name));
-    let from_end = |before: u64| seen.len_bytes().checked_sub(before);
-    let end = BACKUPS_AT_END.iter().map(|(before, magic, name)| (from_end(*before), magic, name));
-    start.chain(end).find_map(|(at, magic, name)| Some((*name, at.filter(|at| seen.has(*at, magic))?)))
+    let start = BACKUPS_AT_START.iter().find(|(at, magic, _)| seen.has(*at, magic));
+    start.map(|(at, _, name)| (*name, *at)).or_else(|| from_end(seen, BACKUPS_AT_END))
+}
+
+/// The first of these numbers that the end of a device has: its name, and where it is from the start.
+fn from_end(seen: &Seen, numbers: &[(u64, &[u8], &'static str)]) -> Option<(&'static str, u64)> {
+    let found = |(before, magic, name): &(u64, &[u8], &'static str)| {
+        let at = seen.len_bytes().checked_sub(*before)?;
+        seen.has(at, magic).then_some((*name, at))
+    };
+    numbers.iter().find_map(found)
 }
 
 /// A table with at least one partition, and nothing that none has: boot code of other things ends with the same two bytes.
@@ -282,7 +315,8 @@ mod tests {
         assert_eq!(found(&[]), None);
         let at_end = BACKUPS_AT_END.iter().map(|(before, magic, name)| (LENGTH - before, *magic, *name));
         let backups: Vec<_> = BACKUPS_AT_START.iter().copied().chain(at_end).collect();
-        for (at, magic, name) in AT_START.iter().copied().chain(backups.iter().copied()) {
+        let firsts_at_end = AT_END.iter().map(|(before, magic, name)| (LENGTH - before, *magic, *name));
+        for (at, magic, name) in AT_START.iter().copied().chain(firsts_at_end).chain(backups.iter().copied()) {
             let is_backup = backups.contains(&(at, magic, name));
             assert_eq!(signature(&[(at, magic)]), Some(Signature { name, offset_bytes: at, is_backup }));
             let beside = if at == 0 { 1 } else { at - 1 };

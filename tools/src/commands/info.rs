@@ -306,6 +306,9 @@ fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
     if damage.has_any() {
         lines.put("damage", damage.to_text());
     }
+    if let Some(made) = damage.made_text() {
+        lines.put("unreadable", made);
+    }
     for device in &damage.not_asked {
         lines.put("damage unknown", device);
     }

@@ -382,6 +382,7 @@ fn blocks_that_a_host_made_unreadable_are_told_from_damage_everywhere() {
     let warned = ended.is_clean().told_of("damage found");
     assert!(warned.iter().all(|line| line["blocks"] == "9"), "{warned:?}");
     assert!(ended.stderr.contains("scrub of v: 20..23: made unreadable by a host"), "{}", ended.stderr);
+    place.run("info v").ends_with(1).says(&[MADE, "1 block is bad (9)"]);
     let told = place.run("verify v");
     told.ends_with(1);
     assert!(told.stderr.contains("4 of 5 bad blocks made unreadable by hosts"), "{}", told.stderr);
