@@ -172,6 +172,12 @@ pub trait DamageSource: Send + Sync {
     fn additions(&self) -> u64;
 }
 
+/// True if a block is in one of these runs, which are in order and do not overlap.
+pub fn has_block(runs: &[DamageRun], lba: u64) -> bool {
+    let at = runs.partition_point(|run| run.last < lba);
+    runs.get(at).is_some_and(|run| run.first <= lba)
+}
+
 /// The runs of a source in these blocks, in order. An address at which several copies are bad counts once.
 pub fn merged(source: &dyn DamageSource, first: u64, last: u64) -> Vec<DamageRun> {
     let mut runs = Vec::new();

@@ -32,7 +32,8 @@ pub use bad_block::{BadBlock, BadBlockCause, MemberPath};
 pub use bad_block_search::{BlockProbe, find_bad_blocks};
 pub use coverage::{Coverage, Unchecked, WhyUnchecked};
 pub use damage_record::{
-    DamageCount, DamageRecord, DamageRun, DamageSource, MAX_DAMAGE_RUNS, WatchedRequest, coarsen, merge_runs, merged,
+    DamageCount, DamageRecord, DamageRun, DamageSource, MAX_DAMAGE_RUNS, WatchedRequest, coarsen, has_block,
+    merge_runs, merged,
 };
 pub use device::{Abilities, Ability, Device, Geometry, KindAbilities, Limits};
 pub use dyn_device::{DeviceOpener, DynDevice};

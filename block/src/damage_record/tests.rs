@@ -260,3 +260,11 @@ fn blocks_beyond_the_end_are_none() {
     record.clear(extent(0, 45));
     assert_eq!(listed(&record), [(45, 49, 5)]);
 }
+
+#[test]
+fn a_block_is_found_in_runs_from_their_first_to_their_last_block() {
+    let runs = [DamageRun::exact(3, 5, BadBlockCause::Media), DamageRun::exact(9, 9, BadBlockCause::Media)];
+    let found: Vec<u64> = (0..12).filter(|lba| has_block(&runs, *lba)).collect();
+    assert_eq!(found, [3, 4, 5, 9]);
+    assert!(!has_block(&[], 0));
+}

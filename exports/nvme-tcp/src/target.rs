@@ -79,17 +79,6 @@ impl Target {
     }
 }
 
-impl Target {
-    /// The hosts that may send commands to the namespace that has, or had, this number, or whose last commands to it may
-    /// still be executed: if another device got the number, they would be executed on that one.
-    pub fn hosts_that_may_use(&self, nqn: &Nqn, nsid: u32) -> Vec<ConnectedHost> {
-        let controllers = self.0.unfenced_controllers();
-        let users =
-            controllers.iter().filter(|controller| controller.subsystem.nqn == *nqn && controller.may_use(nsid));
-        users.map(connected_host).collect()
-    }
-}
-
 /// A host that is connected to a subsystem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectedHost {
@@ -114,6 +103,15 @@ impl Target {
     pub fn connected_hosts(&self) -> Vec<ConnectedHost> {
         let controllers = self.0.unfenced_controllers();
         let users = controllers.iter().filter(|controller| !controller.is_discovery);
+        users.map(connected_host).collect()
+    }
+
+    /// The hosts that may send commands to the namespace that has, or had, this number, or whose last commands to it may
+    /// still be executed: if another device got the number, they would be executed on that one.
+    pub fn hosts_that_may_use(&self, nqn: &Nqn, nsid: u32) -> Vec<ConnectedHost> {
+        let controllers = self.0.unfenced_controllers();
+        let users =
+            controllers.iter().filter(|controller| controller.subsystem.nqn == *nqn && controller.may_use(nsid));
         users.map(connected_host).collect()
     }
 }

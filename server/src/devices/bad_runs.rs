@@ -1,6 +1,6 @@
 //! Bad blocks as runs, for log lines.
 
-use sealblock_block::{BadBlock, BadBlockCause, DamageRun};
+use sealblock_block::{BadBlock, BadBlockCause, DamageRun, has_block};
 use sealblock_exports_nvme_tcp::DamageHandle;
 
 /// Consecutive bad blocks with one cause and one state.
@@ -33,8 +33,7 @@ fn joined(faults: &[BadBlock], made: &[DamageRun]) -> Vec<BadRun> {
     for device_error in faults.chunk_by(|a, b| a.lba == b.lba) {
         let (fault, at) = (device_error[0], device_error[0].lba.get());
         let repaired = device_error.iter().all(|fault| fault.repaired);
-        let is_made =
-            fault.cause == BadBlockCause::Media && made.iter().any(|run| (run.first..=run.last).contains(&at));
+        let is_made = fault.cause == BadBlockCause::Media && has_block(made, at);
         let kind = (repaired, fault.cause, is_made);
         match runs.last_mut() {
             Some(run) if run.last + 1 == at && (run.repaired, run.fault.cause, run.is_made) == kind => run.last = at,

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use futures_executor::block_on;
-use sealblock_block::{Device, Freshness, WhyOlder};
+use sealblock_block::{Freshness, WhyOlder};
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_units::BlockSize;
 
-use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use super::setup::{Rig, TestClock, TestMedium, created, freshness, opened, pattern, protection};
 use crate::format::{Layout, SUPERBLOCK_OFFSETS};
 use crate::{Mutation, OpenOptions, ResizeOptions, VolumeError, probe, resize};
 
@@ -50,14 +50,6 @@ fn put_back_sparse(medium: &TestMedium, image: &TestMedium) {
     }
 }
 
-fn opened(medium: &TestMedium, read_only: bool, accept_older: bool) -> Result<Rig, VolumeError> {
-    Rig::open_with(medium, OpenOptions { read_only, accept_older, ..OpenOptions::default() })
-}
-
-fn freshness(rig: &Rig) -> Freshness {
-    rig.gate.abilities().freshness
-}
-
 /// Closed volumes whose log has map entries of a later day: all of it, or part of one region.
 fn mixed() -> Vec<(&'static str, TestMedium)> {
     let first = volume();
@@ -68,8 +60,7 @@ fn mixed() -> Vec<(&'static str, TestMedium)> {
     put_back_sparse(&sparse, &first);
     let region = |part: u64| {
         let mixed = first.copy();
-        let (from, length) = (layout().log_sector_offset(0, part) as usize, 64 << 10);
-        mixed.bytes.borrow_mut()[from..from + length].copy_from_slice(&later.bytes.borrow()[from..from + length]);
+        mixed.put_back(&later, &[(layout().log_sector_offset(0, part), 64 << 10)]);
         mixed
     };
     vec![("an image put back without its holes", sparse), ("in region A", region(0)), ("in region B", region(1))]
@@ -148,10 +139,8 @@ fn a_log_that_is_newer_than_superblocks_of_an_earlier_close_is_used() {
     rig.write(0, &content(2)).unwrap();
     rig.flush().unwrap();
     drop(rig);
-    for at in [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], layout().third_offset()] {
-        let range = at as usize..at as usize + 512;
-        medium.bytes.borrow_mut()[range.clone()].copy_from_slice(&yesterday.bytes.borrow()[range]);
-    }
+    let superblocks = [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], layout().third_offset()];
+    medium.put_back(&yesterday, &superblocks.map(|at| (at, 512)));
     assert!(matches!(opened(&medium, true, false), Err(VolumeError::RolledBack { .. })));
     let rig = opened(&medium, true, true).unwrap();
     assert_eq!(freshness(&rig), OLDER);

@@ -6,14 +6,12 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use sealblock_block::{
-    Abilities, Device, Expectations, Freshness, Request, ReservedArea, Response, WhyOlder, WhyUnchecked,
-};
+use sealblock_block::{Device, Expectations, Freshness, Request, ReservedArea, Response, WhyOlder, WhyUnchecked};
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
-use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use super::setup::{Rig, TestClock, TestMedium, created, freshness, opened, pattern, protection};
 use crate::format::{LogHeader, LogSector, SUPERBLOCK_OFFSETS, Seed, Superblock};
 use crate::options::Mutation;
 use crate::{OpenOptions, VolumeError, open};
@@ -83,16 +81,6 @@ fn foreign_sectors(log: &mut [u8]) {
     for (sequence, sector) in (0..).zip(log.chunks_exact_mut(512)) {
         LogSector::encode(sector, Seed::of(b"another identity"), LogHeader::new(sequence, 0), [].into_iter(), &[]);
     }
-}
-
-/// The result of an open for reading or for writing, with or without accepting older content.
-fn opened(medium: &TestMedium, read_only: bool, accept_older: bool) -> Result<Rig, VolumeError> {
-    Rig::open_with(medium, OpenOptions { read_only, accept_older, ..OpenOptions::default() })
-}
-
-fn freshness(rig: &Rig) -> Freshness {
-    let Abilities { freshness, .. } = rig.gate.abilities();
-    freshness
 }
 
 const LOST: Freshness = Freshness::MayBeOlder(WhyOlder::LogLost);

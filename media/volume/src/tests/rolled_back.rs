@@ -7,9 +7,9 @@ use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Lba};
 
-use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use super::setup::{Rig, TestClock, TestMedium, created, freshness, opened, pattern, protection};
 use crate::format::{BITMAP_PAGE_BYTES, Layout, SUPERBLOCK_OFFSETS, Superblock};
-use crate::{Mutation, OpenOptions, ResizeOptions, VolumeError, probe, resize};
+use crate::{Mutation, ResizeOptions, VolumeError, probe, resize};
 
 const SIZE: BlockSize = BlockSize::B4096;
 const BLOCKS: u64 = 700;
@@ -36,13 +36,6 @@ fn used(medium: &TestMedium, seed: u64) {
     rig.close();
 }
 
-fn put(medium: &TestMedium, from: &TestMedium, parts: &[(u64, u64)]) {
-    for &(start, length) in parts {
-        let range = start as usize..(start + length) as usize;
-        medium.bytes.borrow_mut()[range.clone()].copy_from_slice(&from.bytes.borrow()[range]);
-    }
-}
-
 /// Parts of a volume that are restored together.
 fn put_back_together() -> [(&'static str, Parts); 5] {
     let layout = layout();
@@ -59,14 +52,6 @@ fn put_back_together() -> [(&'static str, Parts); 5] {
             superblocks().into_iter().chain([log, (layout.high_water_offsets().last().unwrap(), 512)]).collect(),
         ),
     ]
-}
-
-fn opened(medium: &TestMedium, read_only: bool, accept_older: bool) -> Result<Rig, VolumeError> {
-    Rig::open_with(medium, OpenOptions { read_only, accept_older, ..OpenOptions::default() })
-}
-
-fn freshness(rig: &Rig) -> Freshness {
-    rig.gate.abilities().freshness
 }
 
 fn write_seq(medium: &TestMedium) -> u64 {
@@ -99,7 +84,7 @@ fn an_earlier_superblock_is_refused_whatever_is_put_back_with_it() {
     for (name, parts) in put_back_together() {
         for (then, now) in (0..states.len()).flat_map(|now| (0..now).map(move |then| (then, now))) {
             let medium = states[now].copy();
-            put(&medium, &states[then], &parts);
+            medium.put_back(&states[then], &parts);
             let behind = write_seq(&states[now]) - write_seq(&states[then]);
             let before = medium.bytes.borrow().clone();
             for read_only in [true, false] {
@@ -131,7 +116,7 @@ fn a_lost_copy_does_not_hide_an_earlier_state() {
     rig.flush().unwrap();
     drop(rig);
     let (_, parts) = &put_back_together()[1];
-    put(&medium, &yesterday, parts);
+    medium.put_back(&yesterday, parts);
     let places = [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], layout().third_offset()];
     let earliest = volume();
     for lost in 1..8 {
@@ -140,7 +125,7 @@ fn a_lost_copy_does_not_hide_an_earlier_state() {
             let lost = places.iter().enumerate().filter(|(at, _)| lost >> at & 1 == 1);
             lost.for_each(|(_, &at)| match from {
                 None => medium.bytes.borrow_mut()[at as usize..][..512].fill(0),
-                Some(earliest) => put(&medium, earliest, &[(at, 512)]),
+                Some(earliest) => medium.put_back(earliest, &[(at, 512)]),
             });
             for read_only in [true, false] {
                 assert!(opened(&medium, read_only, false).is_err());
@@ -166,12 +151,12 @@ fn a_log_that_is_put_back_alone_is_shorter_than_it_was_when_its_last_sector_had_
     assert_eq!(write_seq(&medium), write_seq(&earlier), "no superblock was written since");
     let layout = layout();
     let now = medium.copy();
-    put(&medium, &earlier, &[(layout.log_offset(), layout.log_bytes())]);
+    medium.put_back(&earlier, &[(layout.log_offset(), layout.log_bytes())]);
     assert!(matches!(opened(&medium, true, false), Err(VolumeError::RolledBack { .. })));
     // Restoring one of its two regions is enough.
     for region in [0, 1] {
         let medium = now.copy();
-        put(&medium, &earlier, &[(layout.log_sector_offset(0, region), layout.log_region_bytes())]);
+        medium.put_back(&earlier, &[(layout.log_sector_offset(0, region), layout.log_region_bytes())]);
         let rig = opened(&medium, true, false).unwrap();
         assert!(rig.read(0, 64).unwrap() == content(2));
     }
@@ -194,7 +179,7 @@ fn opening_for_writing_keeps_what_shows_it_and_the_first_change_ends_it() {
     let (then, now) = (&states[3], states.last().unwrap());
     for (name, parts) in put_back_together() {
         let medium = now.copy();
-        put(&medium, then, &parts);
+        medium.put_back(then, &parts);
         let before = medium.bytes.borrow().clone();
         for _ in 0..2 {
             let rig = opened(&medium, false, true).unwrap();
@@ -218,7 +203,7 @@ fn opening_for_writing_keeps_what_shows_it_and_the_first_change_ends_it() {
             rig.verify().unwrap();
             assert!(rig.read(200, 64).unwrap() == content(9), "{name}");
             drop(rig);
-            put(medium, then, &parts);
+            medium.put_back(then, &parts);
             assert!(opened(medium, true, false).is_err(), "{name}: the same is seen again");
         }
     }
@@ -235,10 +220,10 @@ fn a_lost_mark_costs_nothing_and_the_next_superblock_has_it_again() {
     marks.iter().for_each(|&at| medium.bytes.borrow_mut()[at as usize..][..512].fill(0xa5));
     let unmarked = medium.copy();
     let (_, parts) = &put_back_together()[1];
-    put(&unmarked, &yesterday, parts);
+    unmarked.put_back(&yesterday, parts);
     assert!(opened(&unmarked, true, false).is_ok(), "nothing at the opening shows it");
     used(&medium, 3);
-    put(&medium, &yesterday, parts);
+    medium.put_back(&yesterday, parts);
     assert!(matches!(opened(&medium, true, false), Err(VolumeError::RolledBack { .. })));
 }
 
@@ -385,7 +370,7 @@ fn superblocks_from_before_a_resize_are_found_out_on_a_longer_medium() {
     let yesterday = medium.copy();
     let options = ResizeOptions { capacity_blocks: 2 * BLOCKS, bars: |_| None, mutation: Mutation::None };
     block_on(resize(&&medium, TestClock::default(), &options)).unwrap();
-    put(&medium, &yesterday, &SUPERBLOCK_OFFSETS.map(|at| (at, 512)));
+    medium.put_back(&yesterday, &SUPERBLOCK_OFFSETS.map(|at| (at, 512)));
     for read_only in [true, false] {
         assert!(matches!(opened(&medium, read_only, false), Err(VolumeError::RolledBack { .. })));
     }
@@ -421,7 +406,7 @@ fn a_state_of_the_scrub_that_is_put_back_or_blank_in_all_places_is_none_and_coun
     let blank = TestMedium::new(medium.bytes.borrow().len() as u64, 512);
     for from in [&yesterday, &blank] {
         let medium = medium.copy();
-        put(&medium, from, &places);
+        medium.put_back(from, &places);
         assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (Vec::new(), 2));
         let rig = Rig::open(&medium, false).unwrap();
         assert_eq!(scrub_state(&rig), (Vec::new(), 2));

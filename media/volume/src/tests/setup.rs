@@ -9,8 +9,8 @@ use std::time::Duration;
 use futures_executor::LocalPool;
 use futures_util::task::LocalSpawnExt;
 use sealblock_block::{
-    Clock, Condition, Device, Durability, Error, Expectations, Gate, Medium, MediumError, MediumErrorKind, NoteKeeping,
-    Request, Response,
+    Clock, Condition, Device, Durability, Error, Expectations, Freshness, Gate, Medium, MediumError, MediumErrorKind,
+    NoteKeeping, Request, Response,
 };
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -156,6 +156,14 @@ impl TestMedium {
     pub fn let_all_go(&self) {
         self.held.set((0, 0));
         self.let_go.notify();
+    }
+
+    /// Has these parts, each with its offset and length, be those of another medium.
+    pub fn put_back(&self, from: &TestMedium, parts: &[(u64, u64)]) {
+        for &(start, length) in parts {
+            let range = start as usize..(start + length) as usize;
+            self.bytes.borrow_mut()[range.clone()].copy_from_slice(&from.bytes.borrow()[range]);
+        }
     }
 
     /// Another medium with the same bytes and the same unreadable range.
@@ -485,4 +493,14 @@ impl Rig {
 pub fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     let words = (0..bytes as u64 / 8).map(|i| (seed << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     words.flat_map(u64::to_le_bytes).collect()
+}
+
+/// The result of an open for reading or for writing, with or without accepting older content.
+pub fn opened(medium: &TestMedium, read_only: bool, accept_older: bool) -> Result<Rig, VolumeError> {
+    Rig::open_with(medium, OpenOptions { read_only, accept_older, ..OpenOptions::default() })
+}
+
+/// What an open volume says of the age of its content.
+pub fn freshness(rig: &Rig) -> Freshness {
+    rig.gate.abilities().freshness
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
-use sealblock_block::{Abilities, BadBlockCause, Device, Request, RequestKind, ReservedArea};
+use sealblock_block::{Abilities, BadBlockCause, Device, Request, RequestKind, ReservedArea, has_block};
 use sealblock_server::status::health::Checked;
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::BlockSpan;
@@ -16,7 +16,7 @@ use crate::cli::Verify;
 use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::Show;
-use crate::report::{VerifyReport, note, note_lost_answers, print_json, say};
+use crate::report::{BlockError, VerifyReport, note, note_lost_answers, print_json, say};
 use crate::tally::Tally;
 
 use super::job::{Findings, VerifyJob, VerifyRequest};
@@ -133,9 +133,13 @@ fn report_opening(arguments: &Verify, opened: &OpenTarget) -> Vec<String> {
 
 /// Says which of the bad blocks hosts have made unreadable: these are no damage, and no other copy has their data.
 fn note_made(report: &VerifyReport, opened: &OpenTarget) {
-    let (runs, _) = opened.info.damage.summary();
-    let is_made = |lba: u64| runs.iter().any(|run| run.is_made && (run.first..=run.last).contains(&lba));
-    let made = report.errors.iter().filter(|error| error.field == BadBlockCause::Media && is_made(error.lba)).count();
+    if report.errors.is_empty() {
+        return;
+    }
+    let (mut runs, _) = opened.info.damage.summary();
+    runs.retain(|run| run.is_made);
+    let is_made = |error: &&BlockError| error.field == BadBlockCause::Media && has_block(&runs, error.lba);
+    let made = report.errors.iter().filter(is_made).count();
     if made > 0 {
         note(&format_args!(
             "{} of {} made unreadable by hosts (Write Uncorrectable)",
