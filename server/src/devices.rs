@@ -23,7 +23,7 @@ use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, shutdown_reques
 use sealblock_scrub::Settings;
 use sealblock_stack::identity::new_uuid;
 use sealblock_stack::{
-    Access, Cause, OpenTarget, ReadOnly, StackError, TargetLabel, Usage, namespace_behind, open_for,
+    Access, Cause, OpenTarget, ReadOnly, RemoteNamespaces, StackError, TargetLabel, Usage, namespace_behind, open_for,
 };
 use sealblock_units::ByteCount;
 
@@ -60,6 +60,8 @@ pub struct ServedDevice {
     pub content_uuid: Option<[u8; 16]>,
     /// The identity of the namespace at another server that it is, if it is one.
     pub origin: Option<[u8; 16]>,
+    /// The namespaces at other servers that it lies on.
+    pub below: RemoteNamespaces,
     /// True if it is a mirror.
     pub is_mirror: bool,
     /// True if acknowledged but unflushed changes may be lost when this process is killed: a volume collects map
@@ -206,6 +208,7 @@ impl DeviceTable {
                 state,
                 content_uuid: opened.content_uuid,
                 origin: opened.origin,
+                below: opened.below,
                 is_mirror: opened.is_mirror,
                 gathers_changes: opened.gathers_changes,
                 handle: DeviceHandle { core: handle, local: opened.local, reporters },
@@ -234,6 +237,7 @@ struct OpenedDevice {
     shared: SharedDevice,
     content_uuid: Option<[u8; 16]>,
     origin: Option<[u8; 16]>,
+    below: RemoteNamespaces,
     is_mirror: bool,
     gathers_changes: bool,
     local: CoreLocal<LocalDevice>,
@@ -295,6 +299,7 @@ async fn open_on_core(
         shared,
         content_uuid,
         origin: namespace_behind(target, &info),
+        below: RemoteNamespaces::of(target, &info),
         is_mirror: info.mirror.is_some(),
         gathers_changes: info.all().iter().any(|info| info.volume.is_some() || info.mirror.is_some()),
         local: CoreLocal::new(local),

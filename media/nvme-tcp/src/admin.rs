@@ -115,6 +115,8 @@ impl sealblock_media_nvme::Admin for Admin {
 const MAX_LISTS: usize = 16;
 /// Namespaces that one list has room for.
 const LIST_ENTRIES: usize = 1024;
+/// How often a list that changes while it is read is read again.
+const LIST_READS: usize = 4;
 /// Bytes of the page Supported Log Pages.
 const LOG_PAGES_BYTES: u64 = 1024;
 
@@ -146,7 +148,8 @@ pub(crate) async fn namespace_pages(
     let pages = sealblock_media_nvme::namespace_pages(admin, capabilities, Some(controller), nsid).await?;
     let Some(page) = extensions_page(admin, &pages.controller, nsid).await? else { return Ok(pages) };
     let (extensions, bitmap_pages) = (ExtensionsLog::read(&page, nsid), ExtensionsLog::bitmap_pages(&page, nsid));
-    Ok(IdentifyPages { extensions, bitmap_pages, origin: ExtensionsLog::origin(&page, nsid), ..pages })
+    let (origin, below) = (ExtensionsLog::origin(&page, nsid), ExtensionsLog::below(&page, nsid));
+    Ok(IdentifyPages { extensions, bitmap_pages, origin, below, ..pages })
 }
 
 /// Sealblock's extensions that the namespace supports, and the bitmap pages of its reserved area. The page is read only
@@ -166,8 +169,24 @@ async fn extensions_page(admin: &Admin, controller: &Controller, nsid: u32) -> R
     if !all.is_some_and(|all| lists_log_page(&all, LogPage::Extensions.code())) {
         return Ok(None);
     }
-    let page = request(LogPage::Extensions, nsid, ExtensionsLog::BYTES as u64);
-    admin.log_if_known("Get Log Page, Extensions", page).await
+    let what = "Get Log Page, Extensions";
+    let page = admin.log_if_known(what, request(LogPage::Extensions, nsid, ExtensionsLog::bytes_with(0))).await?;
+    let Some(mut page) = page else { return Ok(None) };
+    // The list changes with the replicas of a mirror there. A part of it would hide that two namespaces are one device.
+    let mut listed = 0;
+    for _ in 0..LIST_READS {
+        match ExtensionsLog::below_count(&page, nsid) {
+            below if below == listed => return Ok(Some(page)),
+            below if below > ExtensionsLog::MAX_BELOW => {
+                let why =
+                    format!("{below} namespaces below it; {} are the most that are read", ExtensionsLog::MAX_BELOW);
+                return Err(ConnectError::Unexpected { what, why });
+            }
+            below => listed = below,
+        }
+        page = admin.log(what, request(LogPage::Extensions, nsid, ExtensionsLog::bytes_with(listed))).await?;
+    }
+    Err(ConnectError::Unexpected { what, why: "another list each time".to_owned() })
 }
 
 /// All active namespaces.

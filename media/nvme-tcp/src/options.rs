@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sealblock_integrity::PiFormat;
 use sealblock_media_nvme::{MetadataSupport, PiSource, ProfileOptions};
+use sealblock_protocols_nvme::extensions::ExtensionsLog;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::net::Reconnect;
 use sealblock_transport::random_id;
@@ -103,6 +104,9 @@ fn process_id() -> [u8; 16] {
     })
 }
 
+/// More namespaces at other targets than this below one are no namespace that can be opened.
+pub const MAX_BELOW: u32 = ExtensionsLog::MAX_BELOW;
+
 /// The target's information about itself and the namespace. Texts are the target's, without unprintable characters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectionInfo {
@@ -128,6 +132,8 @@ pub struct ConnectionInfo {
     pub eui64: Option<[u8; 8]>,
     /// The identity of the namespace at another target that it is, where its target says so.
     pub origin: Option<[u8; 16]>,
+    /// The identities of all namespaces at other targets that it lies on, as far as its target knows.
+    pub below: Vec<[u8; 16]>,
     /// The namespace's own protection information, whether host or target generates it.
     pub protection: Option<PiFormat>,
     /// Generator of the tags: [`PiSource::Host`] or [`PiSource::Target`]; `Auto` without tags.

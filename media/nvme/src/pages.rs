@@ -33,6 +33,8 @@ pub struct IdentifyPages {
     pub bitmap_pages: u32,
     /// The identity of the namespace at another target that it is, where its target says so.
     pub origin: Option<[u8; 16]>,
+    /// The identities of all namespaces at other targets that it lies on, as far as its target knows.
+    pub below: Vec<[u8; 16]>,
 }
 
 /// The reasons why a namespace cannot be used.
@@ -146,6 +148,7 @@ pub async fn namespace_pages<A: Admin>(
         extensions,
         bitmap_pages,
         origin: None,
+        below: Vec::new(),
     })
 }
 

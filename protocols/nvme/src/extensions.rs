@@ -67,6 +67,8 @@ layout! {
         32 => pages: u32,
         /// The identity of the namespace at another target that this namespace is; zeroes if it is none.
         36 => origin: [u8; 16],
+        /// How many identities of namespaces at other targets follow the page: of all those that this namespace lies on.
+        52 => below: u32,
     }
 }
 
@@ -75,6 +77,8 @@ impl ExtensionsLog {
     pub const SIGNATURE: [u8; 8] = *b"SBEXTEND";
     /// The version of this layout.
     pub const VERSION: u16 = 1;
+    /// More namespaces at other targets than this below one are no namespace that a host uses.
+    pub const MAX_BELOW: u32 = 1024;
 
     /// The page of a namespace with these extensions, and this many bitmap pages if it has a reserved area.
     pub fn new(nsid: u32, extensions: Extensions, pages: u32) -> ExtensionsLog {
@@ -83,12 +87,44 @@ impl ExtensionsLog {
         let (signature, version) = (ExtensionsLog::SIGNATURE, ExtensionsLog::VERSION);
         let (page_bytes, pages) =
             if has_reserved { (ReservedArea::Bitmap.frame_bytes() as u32, pages) } else { (0, 0) };
-        ExtensionsLog { signature, version, nsid, extensions, reserved_bytes, page_bytes, pages, origin: [0; 16] }
+        ExtensionsLog {
+            signature,
+            version,
+            nsid,
+            extensions,
+            reserved_bytes,
+            page_bytes,
+            pages,
+            origin: [0; 16],
+            below: 0,
+        }
     }
 
     /// The same page of a namespace that is one at another target.
     pub fn with_origin(self, origin: Option<[u8; 16]>) -> ExtensionsLog {
         ExtensionsLog { origin: origin.unwrap_or_default(), ..self }
+    }
+
+    /// The bytes of the page, with the identities of the namespaces at other targets that this one lies on.
+    pub fn encode_with(self, below: &[[u8; 16]]) -> Vec<u8> {
+        let page = ExtensionsLog { below: below.len() as u32, ..self };
+        [page.encode().as_slice(), below.as_flattened()].concat()
+    }
+
+    /// The number of identities that follow this page of namespace `nsid`.
+    pub fn below_count(page: &[u8], nsid: u32) -> u32 {
+        ExtensionsLog::known(page, nsid).map_or(0, |log| log.below)
+    }
+
+    /// The identities that follow this page of namespace `nsid`, as far as they were read.
+    pub fn below(page: &[u8], nsid: u32) -> Vec<[u8; 16]> {
+        let (listed, _) = page.get(ExtensionsLog::BYTES..).unwrap_or_default().as_chunks();
+        listed.iter().take(ExtensionsLog::below_count(page, nsid) as usize).copied().collect()
+    }
+
+    /// The bytes of the page with so many identities behind it.
+    pub const fn bytes_with(below: u32) -> u64 {
+        ExtensionsLog::BYTES as u64 + 16 * below as u64
     }
 
     /// The identity of the namespace at another target that namespace `nsid` is by this page.
@@ -299,6 +335,13 @@ mod tests {
         assert_eq!((&gateway[..36], &gateway[36..52]), (&page[..36], &[7; 16][..]));
         assert_eq!([&gateway, &page].map(|page| ExtensionsLog::origin(page, 3)), [Some([7; 16]), None]);
         assert_eq!(ExtensionsLog::origin(&gateway, 4), None, "of another namespace");
+        let group = ExtensionsLog::new(3, both, 0x0102_0304).encode_with(&[[8; 16], [9; 16]]);
+        assert_eq!((&group[..52], &group[52..56]), (&page[..52], &[2, 0, 0, 0][..]));
+        assert_eq!((&group[64..80], &group[80..]), (&[8; 16][..], &[9; 16][..]));
+        assert_eq!(ExtensionsLog::below(&group, 3), [[8; 16], [9; 16]]);
+        assert_eq!((ExtensionsLog::below_count(&group, 3), ExtensionsLog::bytes_with(2)), (2, 96));
+        assert_eq!((ExtensionsLog::below(&group, 4), ExtensionsLog::below(&group[..95], 3)), (vec![], vec![[8; 16]]));
+        assert_eq!(ExtensionsLog::below(&page, 3), [] as [[u8; 16]; 0]);
         let digest = ExtensionsLog::new(3, Extensions::CHECKSUM, 9).encode();
         assert_eq!(ExtensionsLog::bitmap_pages(&digest, 3), 0);
         assert_eq!(digest[16..64], [[1].as_slice(), &[0; 47]].concat());

@@ -16,7 +16,7 @@ use crate::failures::device_error;
 use crate::identity::new_uuid;
 use crate::opened::held::{Access, CloseHandle, Usage};
 use crate::opened::info::TargetInfo;
-use crate::opened::same_remote::refuse_shared;
+use crate::opened::same_remote::{RemoteNamespaces, refuse_shared};
 use crate::opened::target_identity::opening_order;
 use crate::opened::{OpenTarget, Opener};
 use crate::program::{ReactorClock, note};
@@ -59,7 +59,7 @@ fn of_replica(opened: OpenTarget, target: &TargetName) -> (OpenedReplica, Target
     let OpenTarget { device, info, held, .. } = opened;
     let (identity, files, damage) = (info.identity(target), info.open_files(), info.damage.clone());
     let (lost_metadata, connections) = (info.lost_metadata(), info.connections());
-    let namespaces = info.all().into_iter().filter_map(|info| info.remote.as_ref()?.uuid).collect();
+    let namespaces = RemoteNamespaces::of(target, &info);
     (OpenedReplica { device, identity, files, connections, namespaces, damage, lost_metadata, held }, info)
 }
 
@@ -92,7 +92,7 @@ async fn put_together(
         };
         sources.push(ReplicaSource { has_lost_label, ..replica.source(device) });
     }
-    refuse_shared_replicas("open", target, here.iter().map(|(replica, _)| *replica), &info)?;
+    refuse_shared_replicas("open", target, here.iter().map(|(replica, _)| *replica))?;
     let accepts_lost_label = access == Access::WriteWithoutLabel;
     let options = OpenOptions { is_read_only: !access.writes(), accepts_lost_label, random: new_uuid()? };
     let answered = answered_on(replicas);
@@ -169,7 +169,7 @@ async fn create_of(
         info.push(of);
         sources.push(replicas[number].source(Ok(stack)));
     }
-    refuse_shared_replicas("create", target, replicas, &info)?;
+    refuse_shared_replicas("create", target, replicas)?;
     let MirrorOptions { name, from, force } = *options;
     let options = CreateOptions { random: new_uuid()?, name, from, force };
     let opened = sealblock_layers_mirror::create(sources, ReactorClock, options).await;
@@ -186,11 +186,9 @@ fn refuse_shared_replicas<'a>(
     doing: &str,
     target: &TargetName,
     replicas: impl IntoIterator<Item = &'a Rc<OpenReplica>>,
-    info: &[TargetInfo],
 ) -> Result<(), StackError> {
-    let members = replicas.into_iter().zip(info);
-    let members: Vec<_> = members.map(|(replica, info)| (replica.name.clone(), &replica.target, info)).collect();
-    refuse_shared(doing, target, &members)
+    let members = replicas.into_iter().map(|replica| (replica.name.clone(), replica.namespaces()));
+    refuse_shared(doing, target, &members.collect::<Vec<_>>())
 }
 
 /// An open mirror with its worker spawned.

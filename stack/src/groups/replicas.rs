@@ -20,6 +20,7 @@ use crate::opened::connections::{LostRemote, RemoteConnection, all_lost, loss};
 use crate::opened::damage_view::DamageView;
 use crate::opened::held::{Access, CloseHandle, Members, close_all, forget_lost, lost_answers, received_bytes};
 use crate::opened::lost_metadata::LostMetadata;
+use crate::opened::same_remote::{RemoteNamespaces, ReplicaNamespaces};
 use crate::opened::target_identity::{TargetIdentity, TargetLabel, member_of};
 use crate::program::{ReactorClock, note};
 use crate::quantity::count;
@@ -42,6 +43,8 @@ pub struct OpenMirror {
     opener: ReplicaOpener,
     /// The bad blocks of the replicas as they are now.
     damage: DamageView,
+    /// The namespaces over NVMe/TCP that they lie on now.
+    namespaces: ReplicaNamespaces,
 }
 
 /// Opens the device of a replica.
@@ -57,8 +60,8 @@ pub(super) struct OpenedReplica {
     pub files: Vec<Weak<Backing>>,
     /// Its connections to other hosts.
     pub connections: Vec<RemoteConnection>,
-    /// The UUIDs of the namespaces over NVMe/TCP that it lies on.
-    pub namespaces: Vec<[u8; 16]>,
+    /// The namespaces over NVMe/TCP that it lies on.
+    pub namespaces: RemoteNamespaces,
     /// What is known of its bad blocks.
     pub damage: DamageView,
     /// Copies of its metadata that are lost.
@@ -83,14 +86,14 @@ pub(super) struct OpenReplica {
     files: RefCell<Vec<Weak<Backing>>>,
     /// The connections of the device that was opened last.
     connections: RefCell<Vec<RemoteConnection>>,
-    /// The UUIDs of the namespaces over NVMe/TCP that it lies on.
-    namespaces: RefCell<Vec<[u8; 16]>>,
+    /// The namespaces over NVMe/TCP that it lies on.
+    namespaces: RefCell<RemoteNamespaces>,
     /// Copies of its metadata that are lost.
     lost_metadata: RefCell<LostMetadata>,
     /// Its bad blocks, once it was open; what is known of a device that is away stays known.
     damage: RefCell<Option<DamageView>>,
-    /// Who else is to know of them: the mirror that it is of.
-    reports_to: RefCell<Option<DamageView>>,
+    /// The mirror that it is of: who else is to know of its bad blocks and namespaces.
+    reports_to: RefCell<Option<(DamageView, ReplicaNamespaces)>>,
     /// Bytes received before the last open.
     received_bytes: Cell<u64>,
     /// True while another device replaces it: it must not be reopened.
@@ -108,9 +111,9 @@ impl OpenMirror {
         let members = replicas.iter().map(|replica| replica.identity.borrow().clone()).collect();
         let identity = TargetIdentity::Group { kind: GroupKind::Mirror.name().to_owned(), members };
         let target = TargetLabel::new(target, identity);
-        let damage = DamageView::mirror();
-        replicas.iter().for_each(|replica| replica.report_to(&damage));
-        let open = OpenMirror { mirror, replicas: RefCell::new(replicas), target, opener, damage };
+        let (damage, namespaces) = (DamageView::mirror(), ReplicaNamespaces::default());
+        replicas.iter().for_each(|replica| replica.report_to(&damage, &namespaces));
+        let open = OpenMirror { mirror, replicas: RefCell::new(replicas), target, opener, damage, namespaces };
         open.name_members();
         open
     }
@@ -118,6 +121,11 @@ impl OpenMirror {
     /// The bad blocks of its replicas, on every core.
     pub fn damage(&self) -> DamageView {
         self.damage.clone()
+    }
+
+    /// The namespaces over NVMe/TCP that its replicas lie on, on every core.
+    pub(crate) fn namespaces(&self) -> ReplicaNamespaces {
+        self.namespaces.clone()
     }
 
     /// What it is: its replicas.
@@ -159,20 +167,27 @@ impl OpenMirror {
     pub fn add<'a>(&'a self, target: &'a TargetName, force: bool) -> LocalBoxFuture<'a, Result<(), StackError>> {
         Box::pin(async move {
             let replica = OpenReplica::new(target, self.access(), &self.opener);
-            let device = self.open_new(&replica).await?;
+            let device = self.open_new(&replica, None).await?;
             let added = self.mirror.add(replica.source(Ok(device)), force).await;
             self.take_in(replica, added).await
         })
     }
 
-    /// Opens what is to become a replica. The mirror itself, as a server has it, is none: it would wait for its own writes.
-    async fn open_new(&self, replica: &OpenReplica) -> Result<DynDevice, StackError> {
+    /// Opens what is to become a replica, in place of one if that is `replaced`. What another replica lies on is none, nor is the mirror
+    /// itself, as a server has it: it would wait for its own writes.
+    async fn open_new(&self, replica: &OpenReplica, replaced: Option<&str>) -> Result<DynDevice, StackError> {
         let device = replica.open().await?;
-        let is_itself = self.describe().uuid.is_some_and(|uuid| replica.namespaces.borrow().contains(&uuid));
-        if is_itself {
+        let namespaces = replica.namespaces();
+        let refused = match self.describe().uuid.is_some_and(|uuid| namespaces.has_uuid(uuid)) {
+            true => {
+                let why = format!("{} is this mirror itself, as it is served", replica.name);
+                Err(StackError::new(Cause::Refused, CHANGING, why))
+            }
+            false => self.namespaces.refuse_shared(CHANGING, (&replica.name, &namespaces), replaced),
+        };
+        if let Err(refused) = refused {
             let _ = replica.close().await;
-            let why = format!("{} is this mirror itself, as it is served", replica.name);
-            return Err(StackError::new(Cause::Refused, CHANGING, why).on(&self.target));
+            return Err(refused.on(&self.target));
         }
         Ok(device)
     }
@@ -211,7 +226,9 @@ impl OpenMirror {
             }
             let replica = OpenReplica::new(new, self.access(), &self.opener);
             let replaced = async {
-                let device = self.open_new(&replica).await.map_err(|failure| self.advise_blank(new, failure))?;
+                let replaced = (!is_current).then_some(&*name);
+                let device =
+                    self.open_new(&replica, replaced).await.map_err(|failure| self.advise_blank(new, failure))?;
                 let replaced = self.mirror.replace(&name, replica.source(Ok(device)), force).await;
                 self.take_in(replica, replaced).await
             };
@@ -251,7 +268,7 @@ impl OpenMirror {
     async fn take_in(&self, replica: Rc<OpenReplica>, taken: Result<(), ReplicaError>) -> Result<(), StackError> {
         match taken {
             Ok(()) => {
-                replica.report_to(&self.damage);
+                replica.report_to(&self.damage, &self.namespaces);
                 self.replicas.borrow_mut().push(replica);
                 self.name_members();
                 Ok(())
@@ -376,6 +393,7 @@ impl OpenMirror {
     fn forget(&self, gone: &OpenReplica) {
         if !self.replicas.borrow().iter().any(|replica| replica.name == gone.name) {
             self.damage.set_replica(&gone.name, None);
+            self.namespaces.set(&gone.name, None);
         }
     }
 
@@ -532,16 +550,30 @@ impl OpenReplica {
         device
     }
 
-    /// Has a mirror know of its bad blocks, as they are now and after each opening.
-    fn report_to(&self, mirror: &DamageView) {
-        self.reports_to.replace(Some(mirror.clone()));
+    /// The namespaces over NVMe/TCP that it lay on when it was opened last.
+    pub fn namespaces(&self) -> RemoteNamespaces {
+        self.namespaces.borrow().clone()
+    }
+
+    /// Has a mirror know of its bad blocks and namespaces, as they are now and after each opening.
+    fn report_to(&self, damage: &DamageView, namespaces: &ReplicaNamespaces) {
+        self.reports_to.replace(Some((damage.clone(), namespaces.clone())));
         self.report();
     }
 
     fn report(&self) {
-        if let (Some(mirror), Some(damage)) = (&*self.reports_to.borrow(), &*self.damage.borrow()) {
-            mirror.set_replica(&self.name, Some(damage.clone()));
+        if let Some((mirror, namespaces)) = &*self.reports_to.borrow() {
+            namespaces.set(&self.name, Some(self.namespaces()));
+            if let Some(damage) = &*self.damage.borrow() {
+                mirror.set_replica(&self.name, Some(damage.clone()));
+            }
         }
+    }
+
+    /// Refuses what was opened again if it is now what another replica lies on.
+    fn refuse_shared(&self) -> Result<(), StackError> {
+        let siblings = self.reports_to.borrow().as_ref().map(|(_, namespaces)| namespaces.clone());
+        siblings.map_or(Ok(()), |of| of.refuse_shared("open", (&self.name, &self.namespaces()), None))
     }
 
     /// Rewrites the unchanged label of a remote replica. A server of `--as-member` accepts writes only after its label was written;
@@ -578,6 +610,10 @@ impl OpenReplica {
                     return Err("it is being replaced by another device".to_owned());
                 }
                 let stack = replica.open().await.map_err(|failure| failure.in_short())?;
+                if let Err(refused) = replica.refuse_shared() {
+                    let _ = replica.close().await;
+                    return Err(refused.in_short());
+                }
                 if replica.access.writes() && !stack.abilities().writable {
                     let _ = replica.close().await;
                     return Err("it is read-only".to_owned());

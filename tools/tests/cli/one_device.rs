@@ -365,3 +365,66 @@ fn a_remote_namespace_is_one_device_by_every_name_of_its_server() {
     assert!(place.read("out") == noise(3, 1 << 20));
     server.stop().is_clean();
 }
+
+#[test]
+fn a_gateway_of_a_part_or_a_group_is_on_the_namespaces_below_it() {
+    let place = Place::new();
+    for volume in ["a", "b", "c", "d", "e"] {
+        place.run(&format!("create {volume} --size 1MiB")).succeeds();
+    }
+    place.write("data", &noise(3, 1 << 20));
+    let server = Server::start(&place, "a b c d e --protection shown");
+    let [a, b, c, d, e] = ["a", "b", "c", "d", "e"].map(|name| server.target(name));
+    place.run(&format!("copy data {b}")).succeeds();
+    let part = format!("offset:0..127,{a}");
+    let (stripe, mirror) = (format!("stripe-nolabel:{b},{c}"), format!("mirror:{d},{e}"));
+    place.run(&format!("mirror create {d} {e}")).succeeds();
+    let name = |subsystem, target| {
+        format!(
+            "[[subsystems]]\nname = \"{subsystem}\"\nnamespaces = [{{ target = \"{target}\", protection = \"shown\" }}]\n"
+        )
+    };
+    let config = [name("part", &part), name("stripe", &stripe), name("mirror", &mirror)].concat();
+    place.write("gateway.toml", config.as_bytes());
+    let gateway = Server::start_at(&place, "--config gateway.toml --listen 127.0.0.1:0");
+    let through = ["part", "stripe", "mirror"].map(|name| gateway.target(name));
+    place.write("further.toml", [name("p", &through[0]), name("s", &through[1])].concat().as_bytes());
+    let further = Server::start_at(&place, "--config further.toml --listen 127.0.0.1:0");
+    for (of, below) in [(&through[0], [&a, &a]), (&through[1], [&b, &c]), (&through[2], [&d, &e])] {
+        for below in below {
+            for (one, two) in [(of, below), (below, of)] {
+                if of == &through[2] && two == below {
+                    // A replica alone is not written at all.
+                    continue;
+                }
+                place.run(&format!("copy {one} {two}")).fails(3, &["are the same device or file: namespace "]);
+                let parts = format!("copy offset:0..9,{one} offset:20..29,{two}");
+                place.run(&parts).fails(3, &["are the same device or file: namespace "]);
+                let group = format!("verify stripe-nolabel:{one},[offset:0..63,{two}]");
+                place.run(&group).fails(3, &["are the same device: namespace "]);
+            }
+        }
+    }
+    for (behind, below) in [(further.target("p"), &a), (further.target("s"), &c)] {
+        place.run(&format!("copy {behind} {below}")).fails(3, &["are the same device or file: namespace "]);
+    }
+    place.run(&format!("copy {} {}", further.target("p"), through[0])).fails(3, &["are the same device or file"]);
+    // What lies on other namespaces is apart.
+    place.run(&format!("verify stripe-nolabel:{},{b},{}", through[0], further.target("p"))).fails(3, &[&*through[0]]);
+    place.run(&format!("verify stripe-nolabel:{},{b}", through[0])).succeeds();
+    // A mirror's replicas are looked at as they are now, and a new one must be none of what it has.
+    place.run(&format!("mirror remove {mirror} {e} --force")).succeeds();
+    place.run(&format!("copy {e} {}", through[2])).succeeds();
+    place.run(&format!("mirror add {mirror} {} --force", c.replace("127.0.0.1", "localhost"))).succeeds();
+    place.run(&format!("copy {c} {}", through[2])).fails(3, &["are the same device or file: namespace "]);
+    for same in [&d, &c] {
+        let other = same.replace("127.0.0.1", "localhost");
+        let add = format!("mirror add {mirror} {}", if same == &d { &other } else { &c });
+        place.run(&add).fails(3, &["are the same device: namespace "]);
+    }
+    further.stop().is_clean();
+    gateway.stop().is_clean();
+    place.run(&format!("copy {b} out")).succeeds();
+    assert!(place.read("out") == noise(3, 1 << 20));
+    server.stop().is_clean();
+}

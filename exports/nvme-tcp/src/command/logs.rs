@@ -113,7 +113,7 @@ fn own_page(
             let namespace = controller.namespace(args.nsid)?;
             let pages = namespace.device.abilities().bitmap_pages;
             let page = ExtensionsLog::new(args.nsid, extensions(&namespace), pages);
-            Ok(page.with_origin(namespace.origin).encode().to_vec())
+            Ok(page.with_origin(namespace.origin).encode_with(&(namespace.below)()))
         }
         LogPage::Discovery => {
             let at = local_address().map_err(|_| StatusCode::INTERNAL_ERROR)?;

@@ -34,12 +34,17 @@ pub enum PiVisibility {
     Protected,
 }
 
+/// Lists the identities of the namespaces at other targets that a device lies on, as they are now.
+pub type NamespacesBelow = Arc<dyn Fn() -> Vec<[u8; 16]> + Send + Sync>;
+
 /// A namespace of a [`crate::Subsystem`], the same on all cores. Each queue attaches to its device on its own core.
 pub struct Namespace {
     pub(crate) device: SharedDevice,
     pub(crate) uuid: [u8; 16],
     /// The identity of the namespace at another target that this one is.
     pub(crate) origin: Option<[u8; 16]>,
+    /// The identities of all namespaces at other targets that it lies on.
+    pub(crate) below: NamespacesBelow,
     pub(crate) state: Arc<NamespaceState>,
     visibility: PiVisibility,
     /// Set if guards and data digests use the same CRC.
@@ -50,7 +55,8 @@ impl Namespace {
     /// Returns a plain namespace of `device`, with its own state. `uuid` is the identity by which hosts recognise it.
     pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
         let layouts = BlockLayouts::of(device.geometry());
-        Namespace { device, uuid, origin: None, state: Arc::default(), visibility: PiVisibility::Plain, layouts }
+        let below: NamespacesBelow = Arc::new(Vec::new);
+        Namespace { device, uuid, origin: None, below, state: Arc::default(), visibility: PiVisibility::Plain, layouts }
     }
 
     /// Returns the same namespace with this state. All namespaces of one device, at the same time or one after the
@@ -60,17 +66,17 @@ impl Namespace {
         self
     }
 
-    /// Returns the same namespace, which is one at another target, with the identity of that: sealblock hosts take the
-    /// two for one device.
-    pub fn with_origin(self, origin: Option<[u8; 16]>) -> Namespace {
-        Namespace { origin, ..self }
+    /// Returns the same namespace, which lies on those `below` at other targets, and is one of them, block for block, if it
+    /// has the `origin`: sealblock hosts take the two for one device.
+    pub fn with_origin(self, origin: Option<[u8; 16]>, below: NamespacesBelow) -> Namespace {
+        Namespace { origin, below, ..self }
     }
 
     /// Returns the same namespace with the new size of its device.
     pub(crate) fn resized(&self, device: SharedDevice) -> Namespace {
         let layouts = BlockLayouts::of(device.geometry());
-        let (uuid, origin, state) = (self.uuid, self.origin, Arc::clone(&self.state));
-        Namespace { device, uuid, origin, state, visibility: self.visibility, layouts }
+        let (below, state) = (Arc::clone(&self.below), Arc::clone(&self.state));
+        Namespace { device, below, state, layouts, uuid: self.uuid, origin: self.origin, visibility: self.visibility }
     }
 
     /// The state to which a scrub, a repair or another export reports.
