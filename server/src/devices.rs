@@ -17,13 +17,13 @@ use std::time::Duration;
 
 use futures_util::future::{Either, join_all, select};
 use sealblock_block::{DynDevice, ErrorKind};
-use sealblock_exports_nvme_tcp::NamespaceState;
+use sealblock_exports_nvme_tcp::{DeviceIdentities, NamespaceState};
 use sealblock_layers_cross_core::{EarlierClients, SharedDevice};
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, shutdown_requested, sleep, spawn, timeout};
 use sealblock_scrub::Settings;
 use sealblock_stack::identity::new_uuid;
 use sealblock_stack::{
-    Access, Cause, OpenTarget, ReadOnly, RemoteNamespaces, StackError, TargetLabel, Usage, namespace_behind, open_for,
+    Access, Cause, OpenTarget, ReadOnly, RemoteDevices, StackError, TargetLabel, Usage, namespace_behind, open_for,
 };
 use sealblock_units::ByteCount;
 
@@ -60,8 +60,10 @@ pub struct ServedDevice {
     pub content_uuid: Option<[u8; 16]>,
     /// The identity of the namespace at another server that it is, if it is one.
     pub origin: Option<[u8; 16]>,
-    /// The namespaces at other servers that it lies on.
-    pub below: RemoteNamespaces,
+    /// Drawn when it was opened: what tells that two names lead to it.
+    identity: [u8; 16],
+    /// The devices at other servers that it lies on.
+    below: RemoteDevices,
     /// True if it is a mirror.
     pub is_mirror: bool,
     /// True if acknowledged but unflushed changes may be lost when this process is killed: a volume collects map
@@ -152,6 +154,12 @@ impl ServedDevice {
         self.shared.replace(shared);
     }
 
+    /// Lists what it is and lies on, as it is at any time, for comparison with what other servers list.
+    pub fn identities(&self) -> DeviceIdentities {
+        let (identity, below) = (self.identity, self.below.clone());
+        Arc::new(move || [identity].into_iter().chain(below.identities()).collect())
+    }
+
     /// Gives it another size, on its own core.
     ///
     /// # Errors
@@ -208,6 +216,7 @@ impl DeviceTable {
                 state,
                 content_uuid: opened.content_uuid,
                 origin: opened.origin,
+                identity: opened.identity,
                 below: opened.below,
                 is_mirror: opened.is_mirror,
                 gathers_changes: opened.gathers_changes,
@@ -237,7 +246,8 @@ struct OpenedDevice {
     shared: SharedDevice,
     content_uuid: Option<[u8; 16]>,
     origin: Option<[u8; 16]>,
-    below: RemoteNamespaces,
+    identity: [u8; 16],
+    below: RemoteDevices,
     is_mirror: bool,
     gathers_changes: bool,
     local: CoreLocal<LocalDevice>,
@@ -299,7 +309,8 @@ async fn open_on_core(
         shared,
         content_uuid,
         origin: namespace_behind(target, &info),
-        below: RemoteNamespaces::of(target, &info),
+        identity: new_uuid()?,
+        below: RemoteDevices::of(target, &info),
         is_mirror: info.mirror.is_some(),
         gathers_changes: info.all().iter().any(|info| info.volume.is_some() || info.mirror.is_some()),
         local: CoreLocal::new(local),

@@ -68,11 +68,6 @@ pub fn namespace_identity(remote: &ConnectionInfo) -> [u8; 16] {
     remote.origin.unwrap_or_else(|| uuid_of(&[&namespace_text(remote)]))
 }
 
-/// The same, and those of all namespaces that it lies on, as far as its server knows.
-pub fn namespace_identities(remote: &ConnectionInfo) -> Vec<[u8; 16]> {
-    std::iter::once(namespace_identity(remote)).chain(remote.below.iter().copied()).collect()
-}
-
 /// What the kernel has to distinguish this block device from others, wherever it is connected; `None` if that is nothing.
 pub fn device_id(device: &FileInfo) -> Option<String> {
     nodes_under(&device.path).ok().and_then(|nodes| nodes.into_iter().next()?.id)

@@ -17,6 +17,7 @@ pub struct Export {
     description: String,
     pub(crate) device: SharedDevice,
     is_read_only: bool,
+    identity: core::IdentitySource,
     /// Kept as long as a connection may use the device.
     _kept: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -44,7 +45,8 @@ pub enum SetupError {
 impl Export {
     /// Returns `device` under this name. Clients that name no export use the empty name.
     pub fn new(name: impl Into<String>, device: SharedDevice) -> Export {
-        Export { name: name.into(), description: String::new(), device, is_read_only: false, _kept: None }
+        let (description, identity) = (String::new(), core::IdentitySource::default());
+        Export { name: name.into(), description, device, is_read_only: false, identity, _kept: None }
     }
 
     /// Its name.
@@ -62,6 +64,12 @@ impl Export {
     /// Returns the same with a description, which clients show in lists of exports.
     pub fn described(mut self, description: impl Into<String>) -> Export {
         self.description = description.into();
+        self
+    }
+
+    /// Returns the same, which tells clients of sealblock what it is.
+    pub fn with_identity(mut self, identity: core::IdentitySource) -> Export {
+        self.identity = identity;
         self
     }
 
@@ -96,6 +104,7 @@ impl Export {
             trim: is_there(RequestKind::Discard),
             write_zeroes: is_there(RequestKind::WriteZeroes),
             older: abilities.freshness.bits(),
+            identity: self.identity.clone(),
         }
     }
 }

@@ -22,5 +22,6 @@ mod shared;
 mod translate;
 
 pub use export::{Export, Limits, SetupError};
+pub use sealblock_protocols_nbd::{Identity, IdentitySource};
 pub use server::Server;
 pub use shared::Client;

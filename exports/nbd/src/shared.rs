@@ -239,6 +239,7 @@ mod tests {
             trim: false,
             write_zeroes: false,
             older: 0,
+            identity: core::IdentitySource::default(),
         };
         assert_eq!(shared.default_of(&[]), None);
         assert_eq!(shared.default_of(&[info("b"), info("a")]), Some(0), "the first one is the default");

@@ -27,6 +27,6 @@ pub use model::checksums::ChecksumStats;
 pub use model::damage::DamageHandle;
 pub use model::damage_list::MAX_BAD_BLOCKS;
 pub use model::limits::Limits;
-pub use model::namespace::{MAX_NSID, Namespace, NamespaceState, NamespacesBelow, PiVisibility, SetupError};
+pub use model::namespace::{DeviceIdentities, MAX_NSID, Namespace, NamespaceState, PiVisibility, SetupError};
 pub use model::subsystem::{Hosts, Subsystem};
 pub use target::{ConnectedHost, Target};

@@ -23,6 +23,8 @@ pub(crate) struct ExportProfile {
     pub(crate) fua: bool,
     /// Several connections see each other's writes and flushes.
     pub(crate) can_multi_conn: bool,
+    /// The identity of its content, if the server says it.
+    pub(crate) uuid: Option<[u8; 16]>,
 }
 
 impl ExportProfile {
@@ -59,12 +61,17 @@ impl ExportProfile {
             flush: has(t::SEND_FLUSH),
             fua: has(t::SEND_FUA),
             can_multi_conn: has(t::CAN_MULTI_CONN),
+            uuid: info.identity.uuid,
         })
     }
 
     /// Refuses an export that differs from `before`: an open device does not change.
     pub(crate) fn check_unchanged(&self, before: &ExportProfile) -> Result<(), ConnectError> {
         let changed = |what: String| Err(ConnectError::Changed { what });
+        if let Some((now, then)) = self.uuid.zip(before.uuid).filter(|(now, then)| now != then) {
+            let [now, then] = [now, then].map(|uuid| format!("{:032x}", u128::from_be_bytes(uuid)));
+            return changed(format!("the one with the identity {now}, not {then}"));
+        }
         if self.geometry.capacity_bytes() != before.geometry.capacity_bytes() {
             let (now, then) = (self.geometry.capacity_bytes(), before.geometry.capacity_bytes());
             return changed(format!("{now} bytes, not {then}"));
@@ -119,6 +126,7 @@ fn blocks(bytes: u64, block: u64) -> BlockCount {
 mod tests {
     use super::*;
     use sealblock_block::WhyOlder;
+    use sealblock_protocols_nbd::Identity;
     use sealblock_protocols_nbd::client::{BlockSizes, ReplyStyle};
 
     fn info(size_bytes: u64, sizes: BlockSizes, flags: u16) -> ExportInfo {
@@ -133,6 +141,7 @@ mod tests {
             context: Some(1),
             is_fenced: false,
             older: 0,
+            identity: Identity::default(),
         }
     }
 
@@ -148,6 +157,20 @@ mod tests {
         let refused = lost.check_unchanged(&current).unwrap_err().to_string();
         assert!(refused.contains("blocks may be older now") && refused.contains("its log"), "{refused}");
         assert!(lost.check_unchanged(&lost).is_ok());
+    }
+
+    #[test]
+    fn an_export_of_another_identity_is_left_and_an_unknown_one_is_not() {
+        let of = |uuid: Option<[u8; 16]>| {
+            let identity = Identity { uuid, devices: Vec::new() };
+            let told = ExportInfo { identity, ..info(1 << 20, BlockSizes::default(), 1) };
+            ExportProfile::of(&told, &Options::default()).unwrap()
+        };
+        let refused = of(Some([1; 16])).check_unchanged(&of(Some([2; 16]))).unwrap_err().to_string();
+        assert!(refused.contains(&"01".repeat(16)) && refused.contains(&"02".repeat(16)), "{refused}");
+        for (now, then) in [(Some([1; 16]), Some([1; 16])), (None, Some([1; 16])), (Some([1; 16]), None)] {
+            assert!(of(now).check_unchanged(&of(then)).is_ok());
+        }
     }
 
     fn profile(size_bytes: u64, sizes: BlockSizes, flags: u16) -> Result<ExportProfile, String> {

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use sealblock_protocols_nbd::Identity;
 use sealblock_protocols_nbd::client::{BlockSizes, ExportInfo, ReplyStyle};
 use sealblock_protocols_nbd::wire::transmission;
 use sealblock_runtime_reactor::net::Reconnect;
@@ -79,6 +80,8 @@ pub struct ConnectionInfo {
     pub allocation: bool,
     /// The server executes no request of a lost connection any more once this client has another one.
     pub is_fenced: bool,
+    /// What the export is, as far as the server says it.
+    pub identity: Identity,
     /// Connections in use.
     pub connections: usize,
     /// Maximum requests in flight on one connection.
@@ -105,6 +108,7 @@ impl ConnectionInfo {
             can_multi_conn: has(transmission::CAN_MULTI_CONN),
             allocation: described.context.is_some(),
             is_fenced: described.is_fenced,
+            identity: described.identity.clone(),
             connections,
             queue_depth,
         }

@@ -148,8 +148,8 @@ pub(crate) async fn namespace_pages(
     let pages = sealblock_media_nvme::namespace_pages(admin, capabilities, Some(controller), nsid).await?;
     let Some(page) = extensions_page(admin, &pages.controller, nsid).await? else { return Ok(pages) };
     let (extensions, bitmap_pages) = (ExtensionsLog::read(&page, nsid), ExtensionsLog::bitmap_pages(&page, nsid));
-    let (origin, below) = (ExtensionsLog::origin(&page, nsid), ExtensionsLog::below(&page, nsid));
-    Ok(IdentifyPages { extensions, bitmap_pages, origin, below, ..pages })
+    let (origin, identities) = (ExtensionsLog::origin(&page, nsid), ExtensionsLog::identities(&page, nsid));
+    Ok(IdentifyPages { extensions, bitmap_pages, origin, identities, ..pages })
 }
 
 /// Sealblock's extensions that the namespace supports, and the bitmap pages of its reserved area. The page is read only
@@ -175,14 +175,13 @@ async fn extensions_page(admin: &Admin, controller: &Controller, nsid: u32) -> R
     // The list changes with the replicas of a mirror there. A part of it would hide that two namespaces are one device.
     let mut listed = 0;
     for _ in 0..LIST_READS {
-        match ExtensionsLog::below_count(&page, nsid) {
-            below if below == listed => return Ok(Some(page)),
-            below if below > ExtensionsLog::MAX_BELOW => {
-                let why =
-                    format!("{below} namespaces below it; {} are the most that are read", ExtensionsLog::MAX_BELOW);
+        match ExtensionsLog::identity_count(&page, nsid) {
+            count if count == listed => return Ok(Some(page)),
+            count if count > ExtensionsLog::MAX_IDENTITIES => {
+                let why = format!("{count} identities; {} are the most that are read", ExtensionsLog::MAX_IDENTITIES);
                 return Err(ConnectError::Unexpected { what, why });
             }
-            below => listed = below,
+            count => listed = count,
         }
         page = admin.log(what, request(LogPage::Extensions, nsid, ExtensionsLog::bytes_with(listed))).await?;
     }

@@ -123,7 +123,7 @@ fn connection_info(config: &SessionConfig, session: &crate::session::Session) ->
         nguid: profile.identity.nguid,
         eui64: profile.identity.eui64,
         origin: session.pages.origin,
-        below: session.pages.below.clone(),
+        identities: session.pages.identities.clone(),
         protection: profile.pi_mode.kept(),
         tags: match profile.pi_mode {
             PiMode::None => PiSource::Auto,

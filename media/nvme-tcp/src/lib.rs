@@ -33,7 +33,7 @@ mod session;
 pub use damage::KnownDamage;
 pub use device::{NvmeTcpDevice, discover};
 pub use error::ConnectError;
-pub use options::{ConnectionInfo, Counters, MAX_BELOW, Options};
+pub use options::{ConnectionInfo, Counters, MAX_IDENTITIES, Options};
 pub use sealblock_media_nvme::PiSource;
 /// Where a target listens. The port is 4420 by custom, 8009 for discovery.
 pub use sealblock_runtime_reactor::net::HostPort;

@@ -104,8 +104,8 @@ fn process_id() -> [u8; 16] {
     })
 }
 
-/// More namespaces at other targets than this below one are no namespace that can be opened.
-pub const MAX_BELOW: u32 = ExtensionsLog::MAX_BELOW;
+/// A namespace whose target lists more identities cannot be opened.
+pub const MAX_IDENTITIES: u32 = ExtensionsLog::MAX_IDENTITIES;
 
 /// The target's information about itself and the namespace. Texts are the target's, without unprintable characters.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -132,8 +132,9 @@ pub struct ConnectionInfo {
     pub eui64: Option<[u8; 8]>,
     /// The identity of the namespace at another target that it is, where its target says so.
     pub origin: Option<[u8; 16]>,
-    /// The identities of all namespaces at other targets that it lies on, as far as its target knows.
-    pub below: Vec<[u8; 16]>,
+    /// The identities of its device, as long as its target has it open, and of all at other targets that this lies on; none if the
+    /// target lists none.
+    pub identities: Vec<[u8; 16]>,
     /// The namespace's own protection information, whether host or target generates it.
     pub protection: Option<PiFormat>,
     /// Generator of the tags: [`PiSource::Host`] or [`PiSource::Target`]; `Auto` without tags.

@@ -33,8 +33,8 @@ pub struct IdentifyPages {
     pub bitmap_pages: u32,
     /// The identity of the namespace at another target that it is, where its target says so.
     pub origin: Option<[u8; 16]>,
-    /// The identities of all namespaces at other targets that it lies on, as far as its target knows.
-    pub below: Vec<[u8; 16]>,
+    /// The identities that its target lists, of its device and of all at other targets that this lies on.
+    pub identities: Vec<[u8; 16]>,
 }
 
 /// The reasons why a namespace cannot be used.
@@ -148,7 +148,7 @@ pub async fn namespace_pages<A: Admin>(
         extensions,
         bitmap_pages,
         origin: None,
-        below: Vec::new(),
+        identities: Vec::new(),
     })
 }
 

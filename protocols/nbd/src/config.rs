@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sealblock_runtime_memory::Pool;
 
+use crate::identity::IdentitySource;
 use crate::wire::{STRING_BYTES, transmission};
 
 /// Maximum payload of any connection, in bytes.
@@ -28,6 +29,8 @@ pub struct Export {
     pub write_zeroes: bool,
     /// Why blocks may be older than what was written to the export, as bits; 0 if they are current.
     pub older: u8,
+    /// What it is.
+    pub identity: IdentitySource,
 }
 
 impl Export {
@@ -150,6 +153,7 @@ mod tests {
             trim: true,
             write_zeroes: true,
             older: 0,
+            identity: IdentitySource::default(),
         }
     }
 

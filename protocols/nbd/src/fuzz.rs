@@ -43,6 +43,10 @@ pub fn server(direct_bytes: usize) -> Server {
         trim: true,
         write_zeroes: true,
         older: if writable { 0 } else { 3 },
+        identity: crate::IdentitySource::new(|| crate::Identity {
+            uuid: Some([6; 16]),
+            devices: vec![[7; 16], [8; 16]],
+        }),
     };
     let mut config = ServerConfig::new(Pool::new(0, usize::MAX), [export("disk", true), export("fixed", false)]);
     (config.limits, config.direct_bytes, config.staging_bytes) = (LIMITS, direct_bytes, 4096);

@@ -57,6 +57,7 @@ pub mod client {
 mod config;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
+mod identity;
 mod input;
 mod negotiate;
 mod output;
@@ -68,6 +69,7 @@ mod violation;
 pub mod wire;
 
 pub use config::{Export, Limits, ServerConfig};
+pub use identity::{Identity, IdentitySource, MAX_DEVICES};
 pub use reply::{ErrorReply, StatusDescriptor};
 pub use request::{Command, Request, Ticket};
 pub use server::{Event, Server};

@@ -8,7 +8,7 @@ use crate::server::{Event, Server, ServerPhase};
 use crate::session_name::SessionName;
 use crate::violation::{Closed, Violation};
 use crate::wire::FieldReader;
-use crate::wire::{self, BASE_ALLOCATION, OLDER, STRING_BYTES, handshake, info, option, rep};
+use crate::wire::{self, BASE_ALLOCATION, IDENTITY, OLDER, STRING_BYTES, handshake, info, option, rep};
 
 impl Server {
     pub(crate) fn greet(&mut self) {
@@ -231,6 +231,12 @@ impl Server {
             let reply = [&wire::OLDER_ID.to_be_bytes()[..], name.as_bytes()].concat();
             self.reply_with(option, rep::META_CONTEXT, &reply);
         }
+        if query.identity && sets {
+            for (id, name) in self.config.exports[index].identity.identity().contexts() {
+                let reply = [&id.to_be_bytes()[..], name.as_bytes()].concat();
+                self.reply_with(option, rep::META_CONTEXT, &reply);
+            }
+        }
         self.reply(option, rep::ACK)
     }
 }
@@ -262,6 +268,8 @@ pub(crate) struct ContextQuery<'a> {
     session: Option<SessionName>,
     /// True if a query asks whether blocks may be older.
     older: bool,
+    /// True if a query asks what the export is.
+    identity: bool,
 }
 
 impl<'a> ContextQuery<'a> {
@@ -270,16 +278,17 @@ impl<'a> ContextQuery<'a> {
         let mut fields = FieldReader(data);
         let export = fields.string().filter(|name| name.len() <= STRING_BYTES)?;
         let queries = fields.u32()?;
-        let (mut exact, mut wild, mut session, mut older) = (false, false, None, false);
+        let (mut exact, mut wild, mut session, mut older, mut identity) = (false, false, None, false, false);
         for _ in 0..queries {
             let query = fields.string()?;
             exact |= query == BASE_ALLOCATION.as_bytes();
             wild |= query == b"base:";
             session = SessionName::parse(query).or(session);
             older |= query == OLDER.as_bytes();
+            identity |= query == IDENTITY.as_bytes();
         }
         fields.end()?;
-        Some(ContextQuery { export, queries, exact, wild, session, older })
+        Some(ContextQuery { export, queries, exact, wild, session, older, identity })
     }
 
     /// True if LIST_META_CONTEXT lists the context.

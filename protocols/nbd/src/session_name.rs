@@ -8,6 +8,8 @@
 
 use std::fmt;
 
+use crate::wire::hex_digits;
+
 /// What the name begins with.
 const PREFIX: &str = "x-sealblock:session=";
 
@@ -32,8 +34,7 @@ impl SessionName {
     /// Reads the name of a context; `None` for any other context.
     pub(crate) fn parse(name: &[u8]) -> Option<SessionName> {
         let (client, number) = std::str::from_utf8(name).ok()?.strip_prefix(PREFIX)?.split_once('/')?;
-        let is_hex = client.len() == 32 && client.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        let client = u128::from_str_radix(client, 16).ok().filter(|_| is_hex)?.to_be_bytes();
+        let client = hex_digits(client)?;
         let digits = number.bytes().all(|byte| byte.is_ascii_digit()) && !number.starts_with('0');
         Some(SessionName { client, number: number.parse().ok().filter(|_| digits)? })
     }

@@ -207,6 +207,23 @@ pub const OLDER: &str = "x-sealblock:older";
 /// Identifier of [`OLDER`]; no reply has it.
 pub const OLDER_ID: u32 = 3;
 
+/// The metadata context by which a server tells what an export is ([`crate::Identity`]).
+pub const IDENTITY: &str = "x-sealblock:identity";
+/// What the name of the context begins with that tells the UUID.
+pub const UUID_PREFIX: &str = "x-sealblock:uuid=";
+/// Identifier of the context that tells the UUID; no reply has it.
+pub const UUID_ID: u32 = 4;
+/// What the name of a context begins with that tells a device.
+pub const DEVICE_PREFIX: &str = "x-sealblock:device=";
+/// Identifier of the contexts that tell devices; no reply has it.
+pub const DEVICE_ID: u32 = 5;
+
+/// 32 hexadecimal digits, as names of contexts have them.
+pub(crate) fn hex_digits(digits: &str) -> Option<[u8; 16]> {
+    let is_hex = digits.len() == 32 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    u128::from_str_radix(digits, 16).ok().filter(|_| is_hex).map(u128::to_be_bytes)
+}
+
 /// Errors of replies ("Error values"), shown by the names that the protocol has for them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[repr(u32)]

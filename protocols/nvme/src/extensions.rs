@@ -67,8 +67,8 @@ layout! {
         32 => pages: u32,
         /// The identity of the namespace at another target that this namespace is; zeroes if it is none.
         36 => origin: [u8; 16],
-        /// How many identities of namespaces at other targets follow the page: of all those that this namespace lies on.
-        52 => below: u32,
+        /// How many identities follow the page: that of the device, and of all those at other targets that it lies on.
+        52 => identities: u32,
     }
 }
 
@@ -77,8 +77,8 @@ impl ExtensionsLog {
     pub const SIGNATURE: [u8; 8] = *b"SBEXTEND";
     /// The version of this layout.
     pub const VERSION: u16 = 1;
-    /// More namespaces at other targets than this below one are no namespace that a host uses.
-    pub const MAX_BELOW: u32 = 1024;
+    /// A namespace that lists more identities is none that a host uses.
+    pub const MAX_IDENTITIES: u32 = 1024;
 
     /// The page of a namespace with these extensions, and this many bitmap pages if it has a reserved area.
     pub fn new(nsid: u32, extensions: Extensions, pages: u32) -> ExtensionsLog {
@@ -96,7 +96,7 @@ impl ExtensionsLog {
             page_bytes,
             pages,
             origin: [0; 16],
-            below: 0,
+            identities: 0,
         }
     }
 
@@ -105,26 +105,26 @@ impl ExtensionsLog {
         ExtensionsLog { origin: origin.unwrap_or_default(), ..self }
     }
 
-    /// The bytes of the page, with the identities of the namespaces at other targets that this one lies on.
-    pub fn encode_with(self, below: &[[u8; 16]]) -> Vec<u8> {
-        let page = ExtensionsLog { below: below.len() as u32, ..self };
-        [page.encode().as_slice(), below.as_flattened()].concat()
+    /// The bytes of the page, with the identities of the device and of those at other targets that it lies on.
+    pub fn encode_with(self, identities: &[[u8; 16]]) -> Vec<u8> {
+        let page = ExtensionsLog { identities: identities.len() as u32, ..self };
+        [page.encode().as_slice(), identities.as_flattened()].concat()
     }
 
     /// The number of identities that follow this page of namespace `nsid`.
-    pub fn below_count(page: &[u8], nsid: u32) -> u32 {
-        ExtensionsLog::known(page, nsid).map_or(0, |log| log.below)
+    pub fn identity_count(page: &[u8], nsid: u32) -> u32 {
+        ExtensionsLog::known(page, nsid).map_or(0, |log| log.identities)
     }
 
     /// The identities that follow this page of namespace `nsid`, as far as they were read.
-    pub fn below(page: &[u8], nsid: u32) -> Vec<[u8; 16]> {
+    pub fn identities(page: &[u8], nsid: u32) -> Vec<[u8; 16]> {
         let (listed, _) = page.get(ExtensionsLog::BYTES..).unwrap_or_default().as_chunks();
-        listed.iter().take(ExtensionsLog::below_count(page, nsid) as usize).copied().collect()
+        listed.iter().take(ExtensionsLog::identity_count(page, nsid) as usize).copied().collect()
     }
 
     /// The bytes of the page with so many identities behind it.
-    pub const fn bytes_with(below: u32) -> u64 {
-        ExtensionsLog::BYTES as u64 + 16 * below as u64
+    pub const fn bytes_with(identities: u32) -> u64 {
+        ExtensionsLog::BYTES as u64 + 16 * identities as u64
     }
 
     /// The identity of the namespace at another target that namespace `nsid` is by this page.
@@ -338,10 +338,13 @@ mod tests {
         let group = ExtensionsLog::new(3, both, 0x0102_0304).encode_with(&[[8; 16], [9; 16]]);
         assert_eq!((&group[..52], &group[52..56]), (&page[..52], &[2, 0, 0, 0][..]));
         assert_eq!((&group[64..80], &group[80..]), (&[8; 16][..], &[9; 16][..]));
-        assert_eq!(ExtensionsLog::below(&group, 3), [[8; 16], [9; 16]]);
-        assert_eq!((ExtensionsLog::below_count(&group, 3), ExtensionsLog::bytes_with(2)), (2, 96));
-        assert_eq!((ExtensionsLog::below(&group, 4), ExtensionsLog::below(&group[..95], 3)), (vec![], vec![[8; 16]]));
-        assert_eq!(ExtensionsLog::below(&page, 3), [] as [[u8; 16]; 0]);
+        assert_eq!(ExtensionsLog::identities(&group, 3), [[8; 16], [9; 16]]);
+        assert_eq!((ExtensionsLog::identity_count(&group, 3), ExtensionsLog::bytes_with(2)), (2, 96));
+        assert_eq!(
+            (ExtensionsLog::identities(&group, 4), ExtensionsLog::identities(&group[..95], 3)),
+            (vec![], vec![[8; 16]])
+        );
+        assert_eq!(ExtensionsLog::identities(&page, 3), [] as [[u8; 16]; 0]);
         let digest = ExtensionsLog::new(3, Extensions::CHECKSUM, 9).encode();
         assert_eq!(ExtensionsLog::bitmap_pages(&digest, 3), 0);
         assert_eq!(digest[16..64], [[1].as_slice(), &[0; 47]].concat());

@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use futures_util::future::{FutureExt, LocalBoxFuture, ready};
-use sealblock_exports_nbd::{Client, Export, Server as Nbd, SetupError};
+use sealblock_exports_nbd::{Client, Export, Identity, IdentitySource, Server as Nbd, SetupError};
 use sealblock_exports_nvme_tcp::Limits;
 use sealblock_runtime_reactor::CoreHandle;
 use sealblock_stack::target::NbdAddress;
@@ -37,6 +37,14 @@ pub struct NbdExport {
 struct Wanted<'a> {
     name: String,
     device: &'a Rc<ServedDevice>,
+    /// The identity by which hosts recognise it.
+    uuid: [u8; 16],
+}
+
+impl<'a> Wanted<'a> {
+    fn new(name: String, space: &'a OfferedNamespace) -> Wanted<'a> {
+        Wanted { name, device: &space.device, uuid: space.uuid }
+    }
 }
 
 impl NbdExport {
@@ -93,14 +101,17 @@ impl NbdExport {
     }
 
     /// Offers what is not offered yet.
-    fn add_new(&mut self, Wanted { name, device }: Wanted<'_>) -> Result<(), StackError> {
+    fn add_new(&mut self, Wanted { name, device, uuid }: Wanted<'_>) -> Result<(), StackError> {
         if self.offered.contains_key(&name) {
             return Ok(());
         }
         let mut description = device.target.to_string();
         description.truncate(description.floor_char_boundary(MAX_DESCRIPTION_BYTES));
+        let devices = device.identities();
+        let identity = IdentitySource::new(move || Identity { uuid: Some(uuid), devices: devices() });
         let export = Export::new(name.clone(), device.shared())
             .described(description)
+            .with_identity(identity)
             .with_owner(Arc::clone(&device.state) as _);
         self.server.add_export(export).map_err(|error| setup_error(&error).on(&device.target))?;
         self.offered.insert(name, Rc::downgrade(device));
@@ -166,7 +177,7 @@ impl export::Export for NbdExport {
         space: &'a OfferedNamespace,
     ) -> LocalBoxFuture<'a, Result<(), StackError>> {
         let name = export_name(subsystem, &space.plan).filter(|_| !self.listeners.is_empty());
-        let added = name.map_or(Ok(()), |name| self.add_new(Wanted { name, device: &space.device }));
+        let added = name.map_or(Ok(()), |name| self.add_new(Wanted::new(name, space)));
         ready(added).boxed_local()
     }
 
@@ -258,7 +269,7 @@ fn exports<'a>(plan: &Plan, wanted: &'a Subsystems) -> Vec<Wanted<'a>> {
         for namespace in &subsystem.namespaces {
             let space = wanted.get(&subsystem.nqn).and_then(|offered| offered.spaces.get(&namespace.nsid));
             let name = export_name(subsystem, namespace);
-            exports.extend(space.zip(name).map(|(space, name)| Wanted { name, device: &space.device }));
+            exports.extend(space.zip(name).map(|(space, name)| Wanted::new(name, space)));
         }
     }
     exports

@@ -82,9 +82,7 @@ impl OfferedNamespace {
     /// The namespace for the export; an error if its tags are to be visible but it has none.
     pub fn namespace(&self) -> Result<Namespace, StackError> {
         let namespace = Namespace::new(self.device.shared(), self.uuid).with_state(Arc::clone(&self.device.state));
-        let below = self.device.below.clone();
-        let below = Arc::new(move || below.identities().into_iter().collect());
-        let namespace = namespace.with_origin(self.device.origin, below);
+        let namespace = namespace.with_identities(self.device.origin, self.device.identities());
         namespace.with_visibility(self.plan.protection).map_err(|error| setup_error(&error).on(&self.plan.target))
     }
 }

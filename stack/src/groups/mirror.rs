@@ -16,7 +16,7 @@ use crate::failures::device_error;
 use crate::identity::new_uuid;
 use crate::opened::held::{Access, CloseHandle, Usage};
 use crate::opened::info::TargetInfo;
-use crate::opened::same_remote::{RemoteNamespaces, refuse_shared};
+use crate::opened::same_remote::{RemoteDevices, refuse_shared};
 use crate::opened::target_identity::opening_order;
 use crate::opened::{OpenTarget, Opener};
 use crate::program::{ReactorClock, note};
@@ -59,8 +59,8 @@ fn of_replica(opened: OpenTarget, target: &TargetName) -> (OpenedReplica, Target
     let OpenTarget { device, info, held, .. } = opened;
     let (identity, files, damage) = (info.identity(target), info.open_files(), info.damage.clone());
     let (lost_metadata, connections) = (info.lost_metadata(), info.connections());
-    let namespaces = RemoteNamespaces::of(target, &info);
-    (OpenedReplica { device, identity, files, connections, namespaces, damage, lost_metadata, held }, info)
+    let remote = RemoteDevices::of(target, &info);
+    (OpenedReplica { device, identity, files, connections, remote, damage, lost_metadata, held }, info)
 }
 
 /// Opens a replica for the first time, and returns its parts.
@@ -187,7 +187,7 @@ fn refuse_shared_replicas<'a>(
     target: &TargetName,
     replicas: impl IntoIterator<Item = &'a Rc<OpenReplica>>,
 ) -> Result<(), StackError> {
-    let members = replicas.into_iter().map(|replica| (replica.name.clone(), replica.namespaces()));
+    let members = replicas.into_iter().map(|replica| (replica.name.clone(), replica.remote_devices()));
     refuse_shared(doing, target, &members.collect::<Vec<_>>())
 }
 

@@ -20,7 +20,7 @@ use crate::opened::connections::{LostRemote, RemoteConnection, all_lost, loss};
 use crate::opened::damage_view::DamageView;
 use crate::opened::held::{Access, CloseHandle, Members, close_all, forget_lost, lost_answers, received_bytes};
 use crate::opened::lost_metadata::LostMetadata;
-use crate::opened::same_remote::{RemoteNamespaces, ReplicaNamespaces};
+use crate::opened::same_remote::{RemoteDevices, ReplicaDevices};
 use crate::opened::target_identity::{TargetIdentity, TargetLabel, member_of};
 use crate::program::{ReactorClock, note};
 use crate::quantity::count;
@@ -43,8 +43,8 @@ pub struct OpenMirror {
     opener: ReplicaOpener,
     /// The bad blocks of the replicas as they are now.
     damage: DamageView,
-    /// The namespaces over NVMe/TCP that they lie on now.
-    namespaces: ReplicaNamespaces,
+    /// The devices at other servers that they lie on now.
+    remote: ReplicaDevices,
 }
 
 /// Opens the device of a replica.
@@ -60,8 +60,8 @@ pub(super) struct OpenedReplica {
     pub files: Vec<Weak<Backing>>,
     /// Its connections to other hosts.
     pub connections: Vec<RemoteConnection>,
-    /// The namespaces over NVMe/TCP that it lies on.
-    pub namespaces: RemoteNamespaces,
+    /// The devices at other servers that it lies on.
+    pub remote: RemoteDevices,
     /// What is known of its bad blocks.
     pub damage: DamageView,
     /// Copies of its metadata that are lost.
@@ -86,14 +86,14 @@ pub(super) struct OpenReplica {
     files: RefCell<Vec<Weak<Backing>>>,
     /// The connections of the device that was opened last.
     connections: RefCell<Vec<RemoteConnection>>,
-    /// The namespaces over NVMe/TCP that it lies on.
-    namespaces: RefCell<RemoteNamespaces>,
+    /// The devices at other servers that it lies on.
+    remote: RefCell<RemoteDevices>,
     /// Copies of its metadata that are lost.
     lost_metadata: RefCell<LostMetadata>,
     /// Its bad blocks, once it was open; what is known of a device that is away stays known.
     damage: RefCell<Option<DamageView>>,
-    /// The mirror that it is of: who else is to know of its bad blocks and namespaces.
-    reports_to: RefCell<Option<(DamageView, ReplicaNamespaces)>>,
+    /// The mirror that it is of: who else is to know of its bad blocks and remote devices.
+    reports_to: RefCell<Option<(DamageView, ReplicaDevices)>>,
     /// Bytes received before the last open.
     received_bytes: Cell<u64>,
     /// True while another device replaces it: it must not be reopened.
@@ -111,9 +111,9 @@ impl OpenMirror {
         let members = replicas.iter().map(|replica| replica.identity.borrow().clone()).collect();
         let identity = TargetIdentity::Group { kind: GroupKind::Mirror.name().to_owned(), members };
         let target = TargetLabel::new(target, identity);
-        let (damage, namespaces) = (DamageView::mirror(), ReplicaNamespaces::default());
-        replicas.iter().for_each(|replica| replica.report_to(&damage, &namespaces));
-        let open = OpenMirror { mirror, replicas: RefCell::new(replicas), target, opener, damage, namespaces };
+        let (damage, remote) = (DamageView::mirror(), ReplicaDevices::default());
+        replicas.iter().for_each(|replica| replica.report_to(&damage, &remote));
+        let open = OpenMirror { mirror, replicas: RefCell::new(replicas), target, opener, damage, remote };
         open.name_members();
         open
     }
@@ -123,9 +123,9 @@ impl OpenMirror {
         self.damage.clone()
     }
 
-    /// The namespaces over NVMe/TCP that its replicas lie on, on every core.
-    pub(crate) fn namespaces(&self) -> ReplicaNamespaces {
-        self.namespaces.clone()
+    /// The devices at other servers that its replicas lie on, on every core.
+    pub(crate) fn remote_devices(&self) -> ReplicaDevices {
+        self.remote.clone()
     }
 
     /// What it is: its replicas.
@@ -177,13 +177,13 @@ impl OpenMirror {
     /// itself, as a server has it: it would wait for its own writes.
     async fn open_new(&self, replica: &OpenReplica, replaced: Option<&str>) -> Result<DynDevice, StackError> {
         let device = replica.open().await?;
-        let namespaces = replica.namespaces();
-        let refused = match self.describe().uuid.is_some_and(|uuid| namespaces.has_uuid(uuid)) {
+        let remote = replica.remote_devices();
+        let refused = match self.describe().uuid.is_some_and(|uuid| remote.has_uuid(uuid)) {
             true => {
                 let why = format!("{} is this mirror itself, as it is served", replica.name);
                 Err(StackError::new(Cause::Refused, CHANGING, why))
             }
-            false => self.namespaces.refuse_shared(CHANGING, (&replica.name, &namespaces), replaced),
+            false => self.remote.refuse_shared(CHANGING, (&replica.name, &remote), replaced),
         };
         if let Err(refused) = refused {
             let _ = replica.close().await;
@@ -268,7 +268,7 @@ impl OpenMirror {
     async fn take_in(&self, replica: Rc<OpenReplica>, taken: Result<(), ReplicaError>) -> Result<(), StackError> {
         match taken {
             Ok(()) => {
-                replica.report_to(&self.damage, &self.namespaces);
+                replica.report_to(&self.damage, &self.remote);
                 self.replicas.borrow_mut().push(replica);
                 self.name_members();
                 Ok(())
@@ -393,7 +393,7 @@ impl OpenMirror {
     fn forget(&self, gone: &OpenReplica) {
         if !self.replicas.borrow().iter().any(|replica| replica.name == gone.name) {
             self.damage.set_replica(&gone.name, None);
-            self.namespaces.set(&gone.name, None);
+            self.remote.set(&gone.name, None);
         }
     }
 
@@ -494,7 +494,7 @@ impl OpenReplica {
             identity,
             files: RefCell::default(),
             connections: RefCell::default(),
-            namespaces: RefCell::default(),
+            remote: RefCell::default(),
             lost_metadata: RefCell::default(),
             damage: RefCell::default(),
             reports_to: RefCell::default(),
@@ -535,8 +535,8 @@ impl OpenReplica {
 
     /// Keeps what belongs to the open device, and gives the device.
     pub fn hold(&self, opened: OpenedReplica) -> DynDevice {
-        let OpenedReplica { device, identity, files, connections, namespaces, damage, lost_metadata, held } = opened;
-        self.namespaces.replace(namespaces);
+        let OpenedReplica { device, identity, files, connections, remote, damage, lost_metadata, held } = opened;
+        self.remote.replace(remote);
         self.identity.replace(identity);
         self.files.replace(files);
         self.connections.replace(connections);
@@ -550,30 +550,39 @@ impl OpenReplica {
         device
     }
 
-    /// The namespaces over NVMe/TCP that it lay on when it was opened last.
-    pub fn namespaces(&self) -> RemoteNamespaces {
-        self.namespaces.borrow().clone()
+    /// The devices at other servers that it lay on when it was opened last.
+    pub fn remote_devices(&self) -> RemoteDevices {
+        self.remote.borrow().clone()
     }
 
-    /// Has a mirror know of its bad blocks and namespaces, as they are now and after each opening.
-    fn report_to(&self, damage: &DamageView, namespaces: &ReplicaNamespaces) {
-        self.reports_to.replace(Some((damage.clone(), namespaces.clone())));
+    /// Has a mirror know of its bad blocks and remote devices, as they are now and after each opening.
+    fn report_to(&self, damage: &DamageView, remote: &ReplicaDevices) {
+        self.reports_to.replace(Some((damage.clone(), remote.clone())));
         self.report();
     }
 
     fn report(&self) {
-        if let Some((mirror, namespaces)) = &*self.reports_to.borrow() {
-            namespaces.set(&self.name, Some(self.namespaces()));
+        if let Some((mirror, remote)) = &*self.reports_to.borrow() {
+            remote.set(&self.name, Some(self.remote_devices()));
             if let Some(damage) = &*self.damage.borrow() {
                 mirror.set_replica(&self.name, Some(damage.clone()));
             }
         }
     }
 
-    /// Refuses what was opened again if it is now what another replica lies on.
-    fn refuse_shared(&self) -> Result<(), StackError> {
-        let siblings = self.reports_to.borrow().as_ref().map(|(_, namespaces)| namespaces.clone());
-        siblings.map_or(Ok(()), |of| of.refuse_shared("open", (&self.name, &self.namespaces()), None))
+    /// Refuses what was opened again if it is now another device: what another replica lies on, what cannot be written, or, without a label,
+    /// what its server says is other content than `before`.
+    fn check_reopened(&self, stack: &DynDevice, before: &RemoteDevices) -> Result<(), String> {
+        let (now, of) = (self.remote_devices(), stack.abilities());
+        if self.access.writes() && !of.writable {
+            return Err("it is read-only".to_owned());
+        }
+        if !of.is_native(RequestKind::ReadReserved) && now.is_other_than(before) {
+            return Err("its server now has another device under the name".to_owned());
+        }
+        let siblings = self.reports_to.borrow().as_ref().map(|(_, remote)| remote.clone());
+        let checked = siblings.map_or(Ok(()), |of| of.refuse_shared("open", (&self.name, &now), None));
+        checked.map_err(|refused| refused.in_short())
     }
 
     /// Rewrites the unchanged label of a remote replica. A server of `--as-member` accepts writes only after its label was written;
@@ -609,14 +618,12 @@ impl OpenReplica {
                 if replica.is_retired.get() {
                     return Err("it is being replaced by another device".to_owned());
                 }
+                let before = replica.remote_devices();
                 let stack = replica.open().await.map_err(|failure| failure.in_short())?;
-                if let Err(refused) = replica.refuse_shared() {
+                if let Err(why) = replica.check_reopened(&stack, &before) {
+                    replica.remote.replace(before);
                     let _ = replica.close().await;
-                    return Err(refused.in_short());
-                }
-                if replica.access.writes() && !stack.abilities().writable {
-                    let _ = replica.close().await;
-                    return Err("it is read-only".to_owned());
+                    return Err(why);
                 }
                 replica.claim(&stack).await.map_err(|error| error.to_string())?;
                 Ok(stack)

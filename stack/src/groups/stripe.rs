@@ -11,7 +11,7 @@ use crate::identity::new_uuid;
 use crate::opened::damage_view::DamageView;
 use crate::opened::held::{Access, Usage, close_all};
 use crate::opened::info::TargetInfo;
-use crate::opened::same_remote::{RemoteNamespaces, refuse_shared};
+use crate::opened::same_remote::{RemoteDevices, refuse_shared};
 use crate::opened::target_identity::opening_order;
 use crate::opened::{OpenTarget, Opener};
 use crate::target::{GroupKind, TargetName};
@@ -36,7 +36,7 @@ pub(crate) async fn open(
     }
     let made = async {
         let named =
-            members.iter().zip(&info).map(|(member, info)| (member.to_string(), RemoteNamespaces::of(member, info)));
+            members.iter().zip(&info).map(|(member, info)| (member.to_string(), RemoteDevices::of(member, info)));
         refuse_shared("open", target, &named.collect::<Vec<_>>())?;
         let device = StripeLayer::new(devices, chunk.unwrap_or(CHUNK))
             .map_err(|error| StackError::new(Cause::Unsuitable, "open", error).on(target))?;

@@ -1,103 +1,139 @@
-//! Remote namespaces that are one, whatever they are called: an address has many names, and only what the servers say of a
-//! namespace tells whether two of them lead to the same one. A gateway lists all that lie below what it serves.
+//! Remote devices that are one, whatever they are called: an address has many names, and only what the servers say of a
+//! namespace or export tells whether two of them lead to the same one. A server lists the identity that it has drawn for its open device,
+//! and those of all remote devices that this one lies on; for NVMe/TCP there is one that stays, too.
 //!
-//! Danger: copies of one volume that two servers export under one name, without a `serial` or `uuid` of their own, look like one. They
-//! are refused as well, as `multipath:` takes them for one. An NBD export says nothing of itself: there, only the name counts. Nor
-//! does a gateway of another make say what is behind it.
+//! Danger: copies of one volume that two servers serve under one name, without a `serial` or `uuid` of their own, look like one. They
+//! are refused as well, as `multipath:` takes them for one. A server of another make does not say what is behind it, and of its exports
+//! over NBD only the name counts.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use sealblock_media_nvme_tcp::{ConnectionInfo, MAX_BELOW};
+use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
+use sealblock_media_nvme_tcp::{ConnectionInfo, MAX_IDENTITIES};
 
 use crate::error::{Cause, StackError};
-use crate::identity::{namespace_identities, namespace_identity, namespace_text};
+use crate::identity::{namespace_identity, namespace_text};
 use crate::opened::info::TargetInfo;
 use crate::range::BlockRange;
 use crate::target::{GroupKind, TargetName};
 
-/// The namespaces over NVMe/TCP that a target lies on, at any time, on every core.
+/// The devices at other servers that a target lies on, at any time, on every core.
 #[derive(Clone, Debug, Default)]
-pub struct RemoteNamespaces {
+pub struct RemoteDevices {
     /// Those that do not change while it is open.
-    opened: Vec<ConnectionInfo>,
+    opened: Vec<RemoteDevice>,
     /// Those of the replicas of its mirrors.
-    mirrors: Vec<ReplicaNamespaces>,
+    mirrors: Vec<ReplicaDevices>,
     /// The blocks that it is of the only one.
     blocks: Option<BlockRange>,
 }
 
 /// Those of each replica of a mirror, by its name.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ReplicaNamespaces(Arc<Mutex<Vec<(String, RemoteNamespaces)>>>);
+pub(crate) struct ReplicaDevices(Arc<Mutex<Vec<(String, RemoteDevices)>>>);
 
-impl RemoteNamespaces {
+/// A namespace over NVMe/TCP, or an export over NBD.
+#[derive(Clone, Debug)]
+struct RemoteDevice {
+    /// What it is, in words.
+    text: String,
+    /// Its UUID, if it has one.
+    uuid: Option<[u8; 16]>,
+    /// The device whose blocks have the same numbers.
+    own: Option<[u8; 16]>,
+    /// That one, and all that it lies on.
+    identities: BTreeSet<[u8; 16]>,
+}
+
+impl RemoteDevice {
+    fn namespace(of: &ConnectionInfo) -> RemoteDevice {
+        let own = namespace_identity(of);
+        let identities = of.identities.iter().copied().chain([own]).collect();
+        RemoteDevice { text: namespace_text(of), uuid: of.uuid, own: Some(own), identities }
+    }
+
+    fn export(of: &NbdConnectionInfo) -> RemoteDevice {
+        let devices = &of.identity.devices;
+        let (own, identities) = (devices.first().copied(), devices.iter().copied().collect());
+        RemoteDevice { text: format!("export {:?}", of.export), uuid: of.identity.uuid, own, identities }
+    }
+
+    fn shares(&self, other: &RemoteDevice) -> bool {
+        !self.identities.is_disjoint(&other.identities)
+    }
+}
+
+impl RemoteDevices {
     /// Those of an open target.
-    pub fn of(target: &TargetName, info: &TargetInfo) -> RemoteNamespaces {
-        let mut found = RemoteNamespaces { blocks: blocks_of(target), ..RemoteNamespaces::default() };
+    pub fn of(target: &TargetName, info: &TargetInfo) -> RemoteDevices {
+        let mut found = RemoteDevices { blocks: blocks_of(target), ..RemoteDevices::default() };
         found.collect(info);
         found
     }
 
     fn collect(&mut self, info: &TargetInfo) {
         if let Some(mirror) = &info.mirror {
-            return self.mirrors.push(mirror.namespaces());
+            return self.mirrors.push(mirror.remote_devices());
         }
-        self.opened.extend(info.remote.clone());
+        self.opened.extend(info.remote.as_ref().map(RemoteDevice::namespace));
+        self.opened.extend(info.export.as_ref().map(RemoteDevice::export));
         info.inner.iter().for_each(|inner| self.collect(inner));
     }
 
-    fn all(&self) -> Vec<ConnectionInfo> {
-        let replicas = self.mirrors.iter().flat_map(|mirror| mirror.all());
+    fn all(&self) -> Vec<RemoteDevice> {
+        let replicas = self.mirrors.iter().flat_map(ReplicaDevices::all);
         self.opened.iter().cloned().chain(replicas.flat_map(|(_, of)| of.all())).collect()
     }
 
     /// The identity of each, and of each that is below one of them.
     pub fn identities(&self) -> BTreeSet<[u8; 16]> {
-        self.all().iter().flat_map(namespace_identities).collect()
+        self.all().into_iter().flat_map(|device| device.identities).collect()
     }
 
     /// True if one of them has this UUID.
     pub(crate) fn has_uuid(&self, uuid: [u8; 16]) -> bool {
-        self.all().iter().any(|remote| remote.uuid == Some(uuid))
+        self.all().iter().any(|device| device.uuid == Some(uuid))
     }
 
-    /// The first namespace that both lie on, in words; `None` if there is none, or if they are different blocks of it.
-    pub fn shared_with(&self, other: &RemoteNamespaces) -> Option<String> {
+    /// True if it is known to lie on other content than before, whatever the server's name for it is.
+    pub(crate) fn is_other_than(&self, before: &RemoteDevices) -> bool {
+        let uuids = |of: &RemoteDevices| of.all().iter().map(|device| device.uuid).collect::<Option<BTreeSet<_>>>();
+        uuids(self).zip(uuids(before)).is_some_and(|(now, then)| now != then && !then.is_empty())
+    }
+
+    /// The first device that both lie on, in words; `None` if there is none, or if they are different blocks of it.
+    pub fn shared_with(&self, other: &RemoteDevices) -> Option<String> {
         let are_apart = self.blocks.zip(other.blocks).is_some_and(|(a, b)| !a.overlaps(b));
-        let others = other.all();
-        let is_shared = |remote: &&ConnectionInfo| {
-            let identities = namespace_identities(remote);
-            others.iter().any(|other| {
-                // Where only what lies below is the same, its blocks have other numbers.
-                let is_one = namespace_identity(remote) == namespace_identity(other);
-                !(is_one && are_apart) && namespace_identities(other).iter().any(|id| identities.contains(id))
-            })
-        };
-        self.all().iter().find(is_shared).map(namespace_text)
+        // Where only what lies below is the same, its blocks have other numbers.
+        let are_apart = |a: &RemoteDevice, b: &RemoteDevice| are_apart && a.own.is_some() && a.own == b.own;
+        let (devices, others) = (self.all(), other.all());
+        let is_shared =
+            |device: &&RemoteDevice| others.iter().any(|other| device.shares(other) && !are_apart(device, other));
+        devices.iter().find(is_shared).map(|device| device.text.clone())
     }
 }
 
-impl ReplicaNamespaces {
-    fn all(&self) -> Vec<(String, RemoteNamespaces)> {
+impl ReplicaDevices {
+    fn all(&self) -> Vec<(String, RemoteDevices)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Sets what a replica lies on, in place of what it was before.
-    pub fn set(&self, name: &str, of: Option<RemoteNamespaces>) {
+    pub fn set(&self, name: &str, of: Option<RemoteDevices>) {
         let mut replicas = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         replicas.retain(|(known, _)| known != name);
         replicas.extend(of.map(|of| (name.to_owned(), of)));
     }
 
-    /// Refuses a replica that lies on the same namespace as another one; `replaced` is none any more.
+    /// Refuses a replica that lies on the same device as another one; `replaced` is none any more.
     ///
     /// # Errors
-    /// Names the two replicas, and the namespace.
+    /// Names the two replicas, and the device.
     pub fn refuse_shared(
         &self,
         doing: &str,
-        new: (&str, &RemoteNamespaces),
+        new: (&str, &RemoteDevices),
         replaced: Option<&str>,
     ) -> Result<(), StackError> {
         let others = self.all();
@@ -120,24 +156,28 @@ pub fn namespace_behind(target: &TargetName, info: &TargetInfo) -> Option<[u8; 1
     remote.map(namespace_identity)
 }
 
-/// Refuses members of a group of which two lie on the same blocks of a remote namespace: the group would have one copy where it
+/// Refuses members of a group of which two lie on the same blocks of a remote device: the group would have one copy where it
 /// counts two, or write two of its blocks to one place. Each member has its name for messages.
 ///
 /// # Errors
-/// Names the two members, and the namespace; more namespaces than a gateway can list.
+/// Names the two members, and the device; more devices than a gateway can list.
 pub(crate) fn refuse_shared(
     doing: &str,
     group: &TargetName,
-    members: &[(String, RemoteNamespaces)],
+    members: &[(String, RemoteDevices)],
 ) -> Result<(), StackError> {
     for (number, (name, of)) in members.iter().enumerate() {
         for (other, of_other) in &members[..number] {
             refuse_shared_by(doing, (name, of), (other, of_other)).map_err(|refused| refused.on(group))?;
         }
     }
-    let namespaces: BTreeSet<_> = members.iter().flat_map(|(_, of)| of.identities()).collect();
-    if namespaces.len() > MAX_BELOW as usize {
-        let why = format!("it lies on {} remote namespaces; {MAX_BELOW} are the most", namespaces.len());
+    let devices: BTreeSet<_> = members.iter().flat_map(|(_, of)| of.identities()).collect();
+    if devices.len() >= MAX_IDENTITIES as usize {
+        let why = format!(
+            "it lies on {} remote devices, with those below them; {} are the most",
+            devices.len(),
+            MAX_IDENTITIES - 1
+        );
         return Err(StackError::new(Cause::Unsuitable, doing, why).on(group));
     }
     Ok(())
@@ -145,30 +185,30 @@ pub(crate) fn refuse_shared(
 
 fn refuse_shared_by(
     doing: &str,
-    (name, of): (&str, &RemoteNamespaces),
-    (other, of_other): (&str, &RemoteNamespaces),
+    (name, of): (&str, &RemoteDevices),
+    (other, of_other): (&str, &RemoteDevices),
 ) -> Result<(), StackError> {
-    let Some(namespace) = of.shared_with(of_other) else { return Ok(()) };
-    let why = format!("{other} and {name} are the same device: {namespace}");
+    let Some(device) = of.shared_with(of_other) else { return Ok(()) };
+    let why = format!("{other} and {name} are the same device: {device}");
     Err(StackError::new(Cause::Refused, doing, why).advise(
         "give different devices; copies of one volume at two servers need a `uuid` or `serial` of their own there",
     ))
 }
 
-/// The blocks of a namespace that a target names. Blocks of anything else, such as a group or a part, are numbered differently, and tell
-/// nothing of the namespace below.
+/// The blocks of a remote device that a target names. Blocks of anything else, such as a group or a part, are numbered differently, and tell
+/// nothing of the device below.
 fn blocks_of(target: &TargetName) -> Option<BlockRange> {
     match target {
-        TargetName::Offset { range, target } if is_namespace(target) => Some(*range),
+        TargetName::Offset { range, target } if is_remote_device(target) => Some(*range),
         TargetName::Fault { target, .. } => blocks_of(target),
         _ => None,
     }
 }
 
-fn is_namespace(target: &TargetName) -> bool {
+fn is_remote_device(target: &TargetName) -> bool {
     match target {
-        TargetName::NvmeTcp { .. } => true,
-        TargetName::Fault { target, .. } => is_namespace(target),
+        TargetName::NvmeTcp { .. } | TargetName::Nbd { .. } => true,
+        TargetName::Fault { target, .. } => is_remote_device(target),
         _ => false,
     }
 }

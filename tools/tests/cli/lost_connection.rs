@@ -97,3 +97,60 @@ fn a_mirror_shows_that_the_server_of_a_replica_is_gone_and_that_it_is_back_witho
         assert_eq!(lost["lost_connections"], json!([]), "the mirror shows it");
     }
 }
+
+#[test]
+fn what_a_server_has_under_the_name_after_its_restart_is_used_only_if_it_is_the_same() {
+    for (is_same, group) in [(true, false), (true, true), (false, false), (false, true)] {
+        let place = volumes();
+        place.run("create c --size 1MiB --guard none").succeeds();
+        place.write("ones", &vec![1; 1 << 20]);
+        place.run("copy ones c").succeeds();
+        place.write("data", &vec![7; 1 << 20]);
+        let config = |name: &str, target: &str| {
+            let text =
+                format!("[[subsystems]]\nname = \"x\"\nnamespaces = [{{ target = \"{target}\", nbd = \"x\" }}]\n");
+            place.write(name, text.as_bytes());
+        };
+        config("before.toml", "b");
+        config("after.toml", if is_same { "b" } else { "c" });
+        let far = Server::start_at(&place, "--config before.toml --listen 127.0.0.1:0 --nbd 127.0.0.1:0");
+        let (nvme, nbd) = (far.address().to_owned(), nbd_address(&far));
+        let export = format!("nbd://{nbd}/x");
+        if group {
+            place.run(&format!("mirror create a {export}")).succeeds();
+        }
+        let near = Server::start(&place, &if group { format!("mirror:a,{export}") } else { export.clone() });
+        until(&place, &near, 0);
+        let nqn = near.ready["subsystems"][0]["nqn"].as_str().unwrap();
+        let served = format!("nvme+tcp://{}/{nqn}", near.address());
+        far.kill();
+        until(&place, &near, 4);
+        let far = Server::start_at(&place, &format!("--config after.toml --listen {nvme} --nbd {nbd}"));
+        if is_same {
+            until(&place, &near, 0);
+            place.run(&format!("copy data {served}")).succeeds();
+        } else if group {
+            let shown = until(&place, &near, 4);
+            place.run(&format!("copy data {served}")).succeeds();
+            let shown = until(&place, &near, 4).get("mirrors").cloned().unwrap_or(shown);
+            let error = shown[0]["replicas"][1]["last_error"].as_str().unwrap().to_owned();
+            assert!(error.contains("another device under the name") || error.contains("another export"), "{error}");
+        } else {
+            let end = Instant::now() + Duration::from_secs(60);
+            loop {
+                let lost = until(&place, &near, 4);
+                let summary = lost["summary"].as_str().unwrap();
+                if summary.contains("another export") {
+                    break;
+                }
+                assert!(Instant::now() < end, "{summary}");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            assert_ne!(place.run(&format!("copy data {served}?timeout=2s")).status, 0);
+        }
+        let _ = near.stop();
+        far.stop().is_clean();
+        place.run("copy c out").succeeds();
+        assert!(place.read("out") == vec![1; 1 << 20], "group: {group}");
+    }
+}

@@ -353,7 +353,8 @@ fn a_remote_namespace_is_one_device_by_every_name_of_its_server() {
     place.run(&nested).fails(3, &["are the same device: namespace "]);
     // A copy reads what it has written, and is wrong from there on.
     let nbd = format!("nbd://{}/a", server.ready["nbd"]["listeners"][0].as_str().unwrap());
-    for (from, to) in [(&a, &a), (&a, &other), (&nbd, &nbd)] {
+    let nbd_elsewhere = nbd.replace("127.0.0.1", "localhost");
+    for (from, to) in [(&a, &a), (&a, &other), (&nbd, &nbd), (&nbd, &nbd_elsewhere), (&nbd, &a), (&other, &nbd)] {
         for (from, to) in [(from.clone(), to.clone()), (format!("offset:0..99,{from}"), format!("offset:50..149,{to}"))]
         {
             place.run(&format!("copy {from} {to}")).fails(3, &["are the same device or file"]);
@@ -386,8 +387,9 @@ fn a_gateway_of_a_part_or_a_group_is_on_the_namespaces_below_it() {
     };
     let config = [name("part", &part), name("stripe", &stripe), name("mirror", &mirror)].concat();
     place.write("gateway.toml", config.as_bytes());
-    let gateway = Server::start_at(&place, "--config gateway.toml --listen 127.0.0.1:0");
+    let gateway = Server::start_at(&place, "--config gateway.toml --listen 127.0.0.1:0 --nbd 127.0.0.1:0");
     let through = ["part", "stripe", "mirror"].map(|name| gateway.target(name));
+    let over_nbd = format!("nbd://{}/stripe", gateway.ready["nbd"]["listeners"][0].as_str().unwrap());
     place.write("further.toml", [name("p", &through[0]), name("s", &through[1])].concat().as_bytes());
     let further = Server::start_at(&place, "--config further.toml --listen 127.0.0.1:0");
     for (of, below) in [(&through[0], [&a, &a]), (&through[1], [&b, &c]), (&through[2], [&d, &e])] {
@@ -405,12 +407,13 @@ fn a_gateway_of_a_part_or_a_group_is_on_the_namespaces_below_it() {
             }
         }
     }
-    for (behind, below) in [(further.target("p"), &a), (further.target("s"), &c)] {
-        place.run(&format!("copy {behind} {below}")).fails(3, &["are the same device or file: namespace "]);
+    let (part, stripe) = (further.target("p"), further.target("s"));
+    for (one, two) in [(&part, &a), (&stripe, &c), (&over_nbd, &b), (&c, &over_nbd), (&stripe, &over_nbd)] {
+        place.run(&format!("copy {one} {two}")).fails(3, &["are the same device or file: "]);
     }
-    place.run(&format!("copy {} {}", further.target("p"), through[0])).fails(3, &["are the same device or file"]);
+    place.run(&format!("copy {part} {}", through[0])).fails(3, &["are the same device or file"]);
     // What lies on other namespaces is apart.
-    place.run(&format!("verify stripe-nolabel:{},{b},{}", through[0], further.target("p"))).fails(3, &[&*through[0]]);
+    place.run(&format!("verify stripe-nolabel:{},{b},{part}", through[0])).fails(3, &[&*through[0]]);
     place.run(&format!("verify stripe-nolabel:{},{b}", through[0])).succeeds();
     // A mirror's replicas are looked at as they are now, and a new one must be none of what it has.
     place.run(&format!("mirror remove {mirror} {e} --force")).succeeds();

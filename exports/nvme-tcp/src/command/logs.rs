@@ -113,7 +113,7 @@ fn own_page(
             let namespace = controller.namespace(args.nsid)?;
             let pages = namespace.device.abilities().bitmap_pages;
             let page = ExtensionsLog::new(args.nsid, extensions(&namespace), pages);
-            Ok(page.with_origin(namespace.origin).encode_with(&(namespace.below)()))
+            Ok(page.with_origin(namespace.origin).encode_with(&(namespace.identities)()))
         }
         LogPage::Discovery => {
             let at = local_address().map_err(|_| StatusCode::INTERNAL_ERROR)?;

@@ -34,8 +34,8 @@ pub enum PiVisibility {
     Protected,
 }
 
-/// Lists the identities of the namespaces at other targets that a device lies on, as they are now.
-pub type NamespacesBelow = Arc<dyn Fn() -> Vec<[u8; 16]> + Send + Sync>;
+/// Lists the identity of a device, as long as it is open, and those of the devices at other targets that it lies on now.
+pub type DeviceIdentities = Arc<dyn Fn() -> Vec<[u8; 16]> + Send + Sync>;
 
 /// A namespace of a [`crate::Subsystem`], the same on all cores. Each queue attaches to its device on its own core.
 pub struct Namespace {
@@ -43,8 +43,8 @@ pub struct Namespace {
     pub(crate) uuid: [u8; 16],
     /// The identity of the namespace at another target that this one is.
     pub(crate) origin: Option<[u8; 16]>,
-    /// The identities of all namespaces at other targets that it lies on.
-    pub(crate) below: NamespacesBelow,
+    /// What sealblock hosts compare it by with other namespaces.
+    pub(crate) identities: DeviceIdentities,
     pub(crate) state: Arc<NamespaceState>,
     visibility: PiVisibility,
     /// Set if guards and data digests use the same CRC.
@@ -55,8 +55,16 @@ impl Namespace {
     /// Returns a plain namespace of `device`, with its own state. `uuid` is the identity by which hosts recognise it.
     pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
         let layouts = BlockLayouts::of(device.geometry());
-        let below: NamespacesBelow = Arc::new(Vec::new);
-        Namespace { device, uuid, origin: None, below, state: Arc::default(), visibility: PiVisibility::Plain, layouts }
+        let identities: DeviceIdentities = Arc::new(Vec::new);
+        Namespace {
+            device,
+            uuid,
+            origin: None,
+            identities,
+            state: Arc::default(),
+            visibility: PiVisibility::Plain,
+            layouts,
+        }
     }
 
     /// Returns the same namespace with this state. All namespaces of one device, at the same time or one after the
@@ -66,17 +74,25 @@ impl Namespace {
         self
     }
 
-    /// Returns the same namespace, which lies on those `below` at other targets, and is one of them, block for block, if it
-    /// has the `origin`: sealblock hosts take the two for one device.
-    pub fn with_origin(self, origin: Option<[u8; 16]>, below: NamespacesBelow) -> Namespace {
-        Namespace { origin, below, ..self }
+    /// Returns the same namespace with these identities: sealblock hosts take two namespaces for one device if they share one.
+    /// The `origin` is that of the namespace at another target that this one is, block for block, if it is one.
+    pub fn with_identities(self, origin: Option<[u8; 16]>, identities: DeviceIdentities) -> Namespace {
+        Namespace { origin, identities, ..self }
     }
 
     /// Returns the same namespace with the new size of its device.
     pub(crate) fn resized(&self, device: SharedDevice) -> Namespace {
         let layouts = BlockLayouts::of(device.geometry());
-        let (below, state) = (Arc::clone(&self.below), Arc::clone(&self.state));
-        Namespace { device, below, state, layouts, uuid: self.uuid, origin: self.origin, visibility: self.visibility }
+        let (identities, state) = (Arc::clone(&self.identities), Arc::clone(&self.state));
+        Namespace {
+            device,
+            identities,
+            state,
+            layouts,
+            uuid: self.uuid,
+            origin: self.origin,
+            visibility: self.visibility,
+        }
     }
 
     /// The state to which a scrub, a repair or another export reports.

@@ -281,7 +281,7 @@ mod tests {
             extensions: Extensions::NONE,
             bitmap_pages: 0,
             origin: None,
-            below: Vec::new(),
+            identities: Vec::new(),
         };
         let options = ProfileOptions { source, metadata: MetadataSupport::Any, transfer_bytes: TRANSFER_BYTES };
         NamespaceProfile::of(1, &pages, &options).map_err(|error| error.to_string())

@@ -32,7 +32,7 @@ fn pages() -> IdentifyPages {
         extensions: Extensions::NONE,
         bitmap_pages: 0,
         origin: None,
-        below: Vec::new(),
+        identities: Vec::new(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Information about exports, from replies to options.
 
 use crate::client::violation::{Violation, printable};
+use crate::identity::Identity;
 use crate::reply::ReplyStyle;
 use crate::wire::FieldReader;
 use crate::wire::{STRING_BYTES, info, transmission};
@@ -75,6 +76,8 @@ pub struct ExportInfo {
     pub is_fenced: bool,
     /// Why blocks may be older than what was written, as bits; 0 if they are current, or if the server does not know the context.
     pub older: u8,
+    /// What it is, as far as the server says it.
+    pub identity: Identity,
 }
 
 impl ExportInfo {
@@ -117,18 +120,28 @@ impl ExportReply {
         Some(Ok(()))
     }
 
-    /// The information, once the option is acknowledged.
+    /// The information, once the option is acknowledged, without what other contexts say.
     pub(super) fn finish(
         self,
         style: ReplyStyle,
         context: Option<u32>,
         is_fenced: bool,
-        older: u8,
     ) -> Result<ExportInfo, Violation> {
         let (size_bytes, flags) = self.export.ok_or(Violation::NoSize)?;
         // DF means nothing without structured replies.
         let flags = if style == ReplyStyle::Simple { flags & !transmission::SEND_DF } else { flags };
         let ExportReply { name, description, sizes, .. } = self;
-        Ok(ExportInfo { name, description, size_bytes, flags, sizes, style, context, is_fenced, older })
+        Ok(ExportInfo {
+            name,
+            description,
+            size_bytes,
+            flags,
+            sizes,
+            style,
+            context,
+            is_fenced,
+            older: 0,
+            identity: Identity::default(),
+        })
     }
 }

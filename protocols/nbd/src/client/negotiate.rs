@@ -1,9 +1,10 @@
 //! The fixed newstyle negotiation of a client: one option after the other, each sent once.
 
 use crate::client::config::{Goal, OPTION_REPLY_DATA_BYTES};
-use crate::client::export_info::ListedExport;
+use crate::client::export_info::{ExportInfo, ListedExport};
 use crate::client::session::{Client, ClientPhase, Event, OptionReply};
 use crate::client::violation::{Closed, NegotiationError, Violation};
+use crate::identity::Identity;
 use crate::input::Step;
 use crate::reply::ReplyStyle;
 use crate::wire::FieldReader;
@@ -126,7 +127,7 @@ impl Client {
             self.negotiation.is_fenced = true;
         } else if let Some(bits) = older_bits(fields.0).filter(|_| self.negotiation.older.is_none()) {
             self.negotiation.older = Some(bits);
-        } else {
+        } else if !self.negotiation.identity.take(fields.0) {
             return Err(reply.malformed());
         }
         Ok(Step::Again)
@@ -145,6 +146,7 @@ impl Client {
             option::STRUCTURED_REPLY => self.choose(),
             option::SET_META_CONTEXT => {
                 (self.negotiation.context, self.negotiation.is_fenced, self.negotiation.older) = (None, false, None);
+                self.negotiation.identity = Identity::default();
                 self.choose()
             }
             _ => Err(refused.into()),
@@ -158,7 +160,8 @@ impl Client {
                 self.negotiation.style = if is_extended { ReplyStyle::Extended } else { ReplyStyle::Structured };
                 let status = self.config.wants_status.then(|| named(wire::BASE_ALLOCATION));
                 let session = self.config.session.map(|session| named(&session.to_string()));
-                let contexts: Vec<Vec<u8>> = status.into_iter().chain(session).chain([named(wire::OLDER)]).collect();
+                let of_export = [wire::OLDER, wire::IDENTITY].map(named);
+                let contexts: Vec<Vec<u8>> = status.into_iter().chain(session).chain(of_export).collect();
                 let head = [named(self.config.export()), (contexts.len() as u32).to_be_bytes().to_vec()].concat();
                 self.send_option(option::SET_META_CONTEXT, &[head, contexts.concat()].concat());
                 Ok(Step::Again)
@@ -183,9 +186,10 @@ impl Client {
 
     fn end_of_info(&mut self, option: u32) -> Result<Step<Event>, Closed> {
         let export_reply = std::mem::take(&mut self.negotiation.export_reply);
-        let negotiated = &self.negotiation;
-        let older = negotiated.older.unwrap_or(0);
-        let export = export_reply.finish(negotiated.style, negotiated.context, negotiated.is_fenced, older)?;
+        let negotiated = &mut self.negotiation;
+        let (older, identity) = (negotiated.older.unwrap_or(0), std::mem::take(&mut negotiated.identity));
+        let export = export_reply.finish(negotiated.style, negotiated.context, negotiated.is_fenced)?;
+        let export = ExportInfo { older, identity, ..export };
         if option == option::INFO {
             self.done = Some(self.abort());
             return Ok(Step::Event(Event::Described(export)));

@@ -8,6 +8,7 @@ use crate::client::export_info::{ExportInfo, ExportReply, ListedExport};
 use crate::client::pending::{CompletedRequest, PendingRequest};
 use crate::client::request::{ClientRequest, RequestFields, SubmitError};
 use crate::client::violation::{Closed, Violation};
+use crate::identity::Identity;
 use crate::input::{Input, Step};
 use crate::output::Output;
 use crate::reply::ReplyStyle;
@@ -47,6 +48,8 @@ pub(super) struct NegotiationState {
     pub(super) is_fenced: bool,
     /// Why blocks may be older, as bits, if the server says it.
     pub(super) older: Option<u8>,
+    /// What the export is, as far as the server has said it.
+    pub(super) identity: Identity,
     pub(super) listed: Vec<ListedExport>,
     pub(super) export_reply: ExportReply,
     /// Replies to the current option.

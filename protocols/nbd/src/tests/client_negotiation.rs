@@ -32,8 +32,9 @@ fn described(style: u8, replies: &[Vec<u8>]) -> ExportInfo {
 fn the_words_of_a_client_are_those_of_the_protocol() {
     let transcript = receive_all(go(), &preamble(1));
     let name = [fields![4u32], b"disk".to_vec()].concat();
-    let (allocation, older) = (b"base:allocation".to_vec(), b"x-sealblock:older".to_vec());
-    let context = [name.clone(), fields![2u32, 15u32], allocation, fields![17u32], older].concat();
+    let contexts = ["base:allocation", "x-sealblock:older", "x-sealblock:identity"];
+    let contexts = contexts.map(|context| [fields![context.len() as u32], context.into()].concat());
+    let context = [name.clone(), fields![3u32], contexts.concat()].concat();
     let wanted = [name, fields![3u16, 1u16, 2u16, 3u16]].concat();
     let said = [
         fields![3u32],

@@ -167,6 +167,20 @@ fn whether_blocks_may_be_older_is_told_to_who_asks() {
 }
 
 #[test]
+fn what_an_export_is_is_told_to_who_asks() {
+    let query = [fields![4u32], b"disk".to_vec(), fields![1u32, 20u32], b"x-sealblock:identity".to_vec()].concat();
+    let told = |option: u32| {
+        let sent = ask(&[(o::STRUCTURED_REPLY, &[]), (option, &query)]);
+        let contexts = sent.into_iter().filter(|reply| reply.1 == rep::META_CONTEXT);
+        contexts.map(|reply| (reply.2[3], String::from_utf8(reply.2[4..].to_vec()).unwrap())).collect::<Vec<_>>()
+    };
+    let named = |id, what: &str, digit: &str| (id, format!("x-sealblock:{what}={}", digit.repeat(16)));
+    let all = [named(4, "uuid", "06"), named(5, "device", "07"), named(5, "device", "08")];
+    assert_eq!(told(o::SET_META_CONTEXT), all);
+    assert_eq!(told(o::LIST_META_CONTEXT), []);
+}
+
+#[test]
 fn contexts_want_chunks_first() {
     assert_eq!(types(&[(o::SET_META_CONTEXT, &set("disk"))]), [rep::ERR_INVALID]);
     for style in [o::STRUCTURED_REPLY, o::EXTENDED_HEADERS] {

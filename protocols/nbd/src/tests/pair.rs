@@ -46,6 +46,7 @@ fn pair(extended: bool, bad: Vec<u64>, direct_bytes: usize) -> Pair {
         trim: true,
         write_zeroes: true,
         older: 4,
+        identity: crate::IdentitySource::new(|| crate::Identity { uuid: Some([6; 16]), devices: vec![[7; 16]] }),
     };
     let mut served = ServerConfig::new(Pool::new(0, usize::MAX), [export]);
     served.limits = Limits { commands: 6, bytes_in_flight: 16 << 10, payload_bytes: 8192, ..Limits::default() };

@@ -5,7 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_protocols_nbd::{Command, ErrorReply, Event, Export, Request, Server, ServerConfig, StatusDescriptor};
+use sealblock_protocols_nbd::{
+    Command, ErrorReply, Event, Export, IdentitySource, Request, Server, ServerConfig, StatusDescriptor,
+};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{pool, sleep, spawn};
@@ -51,6 +53,7 @@ pub fn export() -> Export {
         trim: true,
         write_zeroes: true,
         older: 0,
+        identity: IdentitySource::default(),
     }
 }
 
