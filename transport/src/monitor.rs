@@ -30,14 +30,10 @@ impl ConnectionMonitor {
         self.0.replace(Some(lost));
     }
 
-    /// The device does not set the connection up again; `reason` counts if it was not lost before.
+    /// The device does not set the connection up again, for this reason.
     pub(crate) fn set_failed(&self, reason: &str) {
-        if self.0.borrow().is_none() {
-            self.set_lost(reason);
-        }
-        if let Some(lost) = &mut *self.0.borrow_mut() {
-            lost.is_reconnecting = false;
-        }
+        let since = self.lost().map_or_else(SystemTime::now, |lost| lost.since);
+        self.0.replace(Some(LostConnection { since, reason: reason.to_owned(), is_reconnecting: false }));
     }
 
     pub(crate) fn set_connected(&self) {
@@ -58,7 +54,7 @@ mod tests {
         let since = monitor.lost().unwrap().since;
         assert_eq!(seen(), Some(("closed".to_owned(), true)));
         monitor.set_failed("given up");
-        assert_eq!((seen(), monitor.lost().unwrap().since), (Some(("closed".to_owned(), false)), since));
+        assert_eq!((seen(), monitor.lost().unwrap().since), (Some(("given up".to_owned(), false)), since));
         monitor.set_connected();
         assert_eq!(seen(), None);
         monitor.set_failed("another namespace");

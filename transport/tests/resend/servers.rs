@@ -164,6 +164,7 @@ async fn serve_foreign(stream: Stream, device: DynDevice) {
         trim: false,
         write_zeroes: true,
         older: 0,
+        identity: nbd::IdentitySource::default(),
     };
     let core = Rc::new(std::cell::RefCell::new(nbd::Server::new(nbd::ServerConfig::new(pool(), [export]))));
     let stream = Rc::new(stream);
