@@ -19,11 +19,12 @@ use futures_util::future::{Either, join_all, select};
 use sealblock_block::{DynDevice, ErrorKind};
 use sealblock_exports_nvme_tcp::{DeviceIdentities, NamespaceState};
 use sealblock_layers_cross_core::{EarlierClients, SharedDevice};
-use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, shutdown_requested, sleep, spawn, timeout};
+use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, now, shutdown_requested, sleep, spawn, timeout};
 use sealblock_scrub::Settings;
 use sealblock_stack::identity::new_uuid;
 use sealblock_stack::{
-    Access, Cause, OpenTarget, ReadOnly, RemoteDevices, StackError, TargetLabel, Usage, namespace_behind, open_for,
+    Access, Cause, CloseLimit, OpenTarget, ReadOnly, RemoteDevices, StackError, TargetLabel, Usage, namespace_behind,
+    open_for,
 };
 use sealblock_units::ByteCount;
 
@@ -42,6 +43,9 @@ use crate::status::server::DeviceSnapshot;
 
 /// Clients of an earlier server reconnect within this time, after which an NVMe host gives up by default.
 const CLIENTS_COME_BACK: Duration = Duration::from_secs(600);
+/// Time for the close of devices that no request uses: a mirror gives up a remote replica that is silent for 5 s, and then closes without
+/// it.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(7);
 /// Time limit for getting the state of a device from its core.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -227,13 +231,22 @@ impl DeviceTable {
         }
     }
 
+    /// How long the close of devices may take that no request uses.
+    pub fn idle_limit() -> CloseLimit {
+        CloseLimit::after(now() + CLOSE_TIMEOUT)
+    }
+
     /// Closes devices, all at the same time; after this volumes are clean.
     ///
     /// # Errors
-    /// The error of the first one that could not be closed; the others are closed nevertheless.
-    pub async fn close(&self, devices: impl IntoIterator<Item = ServedDevice>) -> Result<(), StackError> {
+    /// The error of the first one that could not be closed, or not in time; the others are closed nevertheless.
+    pub async fn close(
+        &self,
+        devices: impl IntoIterator<Item = ServedDevice>,
+        limit: CloseLimit,
+    ) -> Result<(), StackError> {
         let closings = devices.into_iter().map(|device| async move {
-            let closed = device.handle.call(|local| async move { local.close().await });
+            let closed = device.handle.call(move |local| async move { local.close(limit).await });
             closed.await.map_err(|gone| core_error("close", gone).on(device.target))?
         });
         join_all(closings.collect::<Vec<_>>()).await.into_iter().collect()

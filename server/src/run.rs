@@ -20,10 +20,10 @@ use crate::control::socket_path::ControlSocket;
 use crate::devices::mirrors::control_error;
 use crate::devices::waiting::OpenAttempt;
 use crate::events::{Event, EventSender, EventSink};
-use crate::exports::block_device::{Ended, check_backend};
+use crate::exports::block_device::check_backend;
 use crate::plan::Plan;
 use crate::run::service::{Hangups, ServiceState, notify};
-use crate::server::Server;
+use crate::server::{Ending, Server};
 use crate::status::server_info::started_unix_s;
 
 /// How long a core that was busy polls for work before it sleeps, in microseconds: longer than a host on a fast network
@@ -55,12 +55,11 @@ pub fn run(
         Cores::start(Placement::Count(cores), Config { spin_us: SPIN_US, ..Config::default() }).map_err(failed)?;
     cores.backend(0).and_then(sealblock_stack::warning).inspect(|warning| tracing::warn!("{warning}"));
     let lived = reactor.block_on(live(plan, &cores, events, control, again));
-    let (ended, served) = lived.unwrap_or_else(|failure| (Ended::Gone, Err(failure)));
-    match ended {
-        Ended::Gone => _ = cores.shutdown(SHUTDOWN_GRACE),
-        // Commands for a block device that still exists end only with the process, and a core would wait for its
-        // commands.
-        Ended::Left => std::mem::forget(cores),
+    let (is_idle, served) = lived.unwrap_or_else(|failure| (true, Err(failure)));
+    match is_idle {
+        true => _ = cores.shutdown(SHUTDOWN_GRACE),
+        // A core would wait for its commands.
+        false => std::mem::forget(cores),
     }
     served?;
     events(&Event::Stopped);
@@ -76,14 +75,15 @@ fn cores_of(said: Option<NonZeroUsize>) -> usize {
     said.map_or(cpus.min(MAX_DEFAULT_CORES), |said| said.get().min(cpus))
 }
 
-/// Runs from the first signal handler until the last device is closed; an error if nothing could be served.
+/// Runs from the first signal handler until the last device is closed. Returns whether no command is in flight then, and
+/// how it went; an error if nothing could be served.
 async fn live(
     plan: &Plan,
     cores: &Cores,
     events: EventSink,
     control: Option<&ControlSocket>,
     again: impl Fn() -> Result<Plan, StackError>,
-) -> Result<(Ended, Result<(), StackError>), StackError> {
+) -> Result<(bool, Result<(), StackError>), StackError> {
     // From here on a signal requests an orderly end, even while volumes are being opened.
     let mut signal = shutdown_signal();
     // The first poll installs its handlers.
@@ -101,8 +101,8 @@ async fn live(
     };
     let served = served.await;
     drop(control);
-    let (ended, closed) = server.end().await;
-    Ok((ended, served.and(closed)))
+    let Ending { is_idle, closed } = server.end().await;
+    Ok((is_idle, served.and(closed)))
 }
 
 /// What the server does next.

@@ -6,14 +6,15 @@
 mod served;
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{Either, join, join_all, select};
 use sealblock_exports_nvme_tcp::Limits;
 use sealblock_protocols_nvme::nqn::Nqn;
-use sealblock_runtime_reactor::{CoreHandle, now, sleep};
-use sealblock_stack::{Cause, StackError};
+use sealblock_runtime_reactor::{CoreHandle, now, sleep, sleep_until};
+use sealblock_stack::{Cause, CloseLimit, StackError};
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{RESIZING, ResizeReport};
@@ -31,6 +32,10 @@ use crate::plan::{NBD, NamespacePlan, Plan};
 /// How often a waiting task checks its condition.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
+/// Clients have this time to close their connections when the server ends, before it no longer waits for them to close
+/// its devices.
+const MIN_DRAIN: Duration = Duration::from_secs(1);
+
 /// A server.
 pub struct Server {
     pub(crate) exports: Exports,
@@ -39,6 +44,15 @@ pub struct Server {
     pub(crate) openings: Openings,
     limits: Limits,
     devices: DeviceTable,
+}
+
+/// How a server has ended.
+pub struct Ending {
+    /// False if commands may still be in flight: of a block device that is in use and stays, of clients whose commands did
+    /// not complete in time, or of a device that did not close. They end only with the process.
+    pub is_idle: bool,
+    /// The error of the first device that could not be closed cleanly.
+    pub closed: Result<(), StackError>,
 }
 
 /// Devices that are ready to be served, when the exports are prepared too.
@@ -89,13 +103,14 @@ impl Server {
                 let devices = fresh.into_iter().filter_map(Rc::into_inner);
                 // The devices opened for a failed plan have not been written. A failure to close them would hide the
                 // first error.
-                self.devices.close(devices).await.ok();
+                self.devices.close(devices, DeviceTable::idle_limit()).await.ok();
                 return Err(failure);
             }
         };
         self.apply(plan, prepared).await?;
         // These devices were opened but cannot be served; they have not been written.
-        self.devices.close(fresh.into_iter().filter_map(Rc::into_inner)).await.ok();
+        let devices = fresh.into_iter().filter_map(Rc::into_inner);
+        self.devices.close(devices, DeviceTable::idle_limit()).await.ok();
         Ok(())
     }
 
@@ -198,7 +213,8 @@ impl Server {
         Ok(None)
     }
 
-    /// Applies the prepared plan. A failure here is a bug, or a core has stopped.
+    /// Applies the prepared plan. A failure here is a bug, or a core has stopped; what cannot be
+    /// closed cleanly is logged.
     async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), StackError> {
         let Prepared { wanted, waiting } = prepared;
         self.openings.replace(waiting);
@@ -211,21 +227,29 @@ impl Server {
         let devices: Vec<_> = before.into_values().flat_map(|old| old.spaces.into_values()).map(|s| s.device).collect();
         // Devices without another owner are no longer served by any namespace.
         let going: Vec<ServedDevice> = devices.into_iter().filter_map(Rc::into_inner).collect();
-        self.wait_until_idle(&going).await;
-        self.devices.close(going).await
+        let limit = match self.wait_until_idle(&going).await {
+            true => DeviceTable::idle_limit(),
+            false => CloseLimit::after(now()),
+        };
+        // The new plan is in effect all the same.
+        if let Err(failure) = self.devices.close(going, limit).await {
+            tracing::error!("{}", failure.in_short());
+        }
+        Ok(())
     }
 
     /// Waits for commands in flight on removed devices, up to the drain time, because closing the volume would fail
-    /// them.
-    async fn wait_until_idle(&self, devices: &[ServedDevice]) {
+    /// them. False if some are still in flight.
+    async fn wait_until_idle(&self, devices: &[ServedDevice]) -> bool {
         let deadline = now() + self.limits.drain;
         while devices.iter().any(ServedDevice::is_used) {
             if now() >= deadline {
                 tracing::warn!("commands were still in flight when their device was closed");
-                return;
+                return false;
             }
             sleep(DRAIN_POLL_INTERVAL).await;
         }
+        true
     }
 
     /// Waits for the next finished attempt to open a target, for [`Server::admit`]. Cancel safe.
@@ -254,7 +278,7 @@ impl Server {
             Err(failure) => {
                 self.openings.find(&nqn, nsid)?.failed(failure);
                 // The device has not been written; a failure to close it would hide why it is not served.
-                self.devices.close(Rc::into_inner(device)).await.ok();
+                self.devices.close(Rc::into_inner(device), DeviceTable::idle_limit()).await.ok();
                 None
             }
         }
@@ -305,18 +329,23 @@ impl Server {
         join_all(spaces.map(|space| space.device.handle.configure_scrub(space.plan.scrub))).await;
     }
 
-    /// Waits for commands in flight and closes every volume cleanly. [`Ended::Left`] if a block device is in use and
-    /// stays.
-    ///
-    /// # Errors
-    /// The error of the first volume that could not be closed.
-    pub async fn end(mut self) -> (Ended, Result<(), StackError>) {
-        let ended = self.exports.leave().await;
-        self.openings.end_tries_soon(&self.devices).await;
-        self.exports.stop().await;
-        let spaces = self.offered.into_values().flat_map(|offered| offered.spaces.into_values());
-        let devices: Vec<_> = spaces.map(|space| space.device).collect();
-        (ended, self.devices.close(devices.into_iter().filter_map(Rc::into_inner)).await)
+    /// Waits for commands in flight, up to the drain time, and closes every device cleanly, as far as these commands
+    /// allow that.
+    pub async fn end(self) -> Ending {
+        let Server { mut exports, mut openings, offered, limits, devices } = self;
+        let ended = exports.leave().await;
+        let given_up = now() + limits.drain.max(MIN_DRAIN);
+        let spaces = offered.into_values().flat_map(|offered| offered.spaces.into_values());
+        let served: Vec<_> = spaces.map(|space| space.device).collect();
+        let mut stopping = pin!(join(openings.end_tries_soon(&devices), exports.stop()));
+        let is_drained = matches!(select(stopping.as_mut(), pin!(sleep_until(given_up))).await, Either::Left(_));
+        let served = served.into_iter().filter_map(Rc::into_inner);
+        let closed = match is_drained {
+            true => devices.close(served, DeviceTable::idle_limit()).await,
+            // Commands that are left had their time; replies may still be on their way.
+            false => join(stopping, devices.close(served, CloseLimit::after(given_up))).await.1,
+        };
+        Ending { is_idle: is_drained && ended == Ended::Gone && closed.is_ok(), closed }
     }
 }
 

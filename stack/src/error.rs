@@ -5,6 +5,9 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// The action of a close.
+pub(crate) const CLOSE: &str = "close";
+
 /// The cause of a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Cause {
@@ -150,6 +153,11 @@ impl StackError {
     /// What kind of failure it is.
     pub const fn cause(&self) -> Cause {
         self.cause
+    }
+
+    /// True if what failed is the close of a target.
+    pub fn is_of_close(&self) -> bool {
+        self.action == CLOSE
     }
 
     /// What to try, where anything is known to help.

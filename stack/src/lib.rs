@@ -47,6 +47,7 @@ pub use groups::mirror::MirrorOptions;
 pub use groups::replicas::{CHANGING, OpenMirror};
 pub use kernel::holder::process_text;
 pub use open::{Overwriting, Overwritten, create_mirror, open, open_for, overwrite, overwrite_device};
+pub use opened::closing::CloseLimit;
 pub use opened::connections::{LostRemote, RemoteConnection};
 pub use opened::damage_view::DamageView;
 pub use opened::held::{Access, FileVolume, Usage, lost_answers_of};

@@ -1,5 +1,6 @@
 //! An open target: its device, what it is made of, and its clean close.
 
+pub(crate) mod closing;
 pub(crate) mod connections;
 pub(crate) mod damage_view;
 pub(crate) mod held;
@@ -16,8 +17,9 @@ use futures_util::future::LocalBoxFuture;
 use sealblock_block::{Device, DynDevice, Expectations, MemberPath, Outcome, Request, Response, WhyOlder};
 use sealblock_units::Extent;
 
-use crate::error::{Cause, StackError};
+use crate::error::{CLOSE, Cause, StackError};
 use crate::failures::device_error;
+use crate::opened::closing::CloseLimit;
 use crate::opened::damage_view::DamageView;
 use crate::opened::held::{
     Access, CloseHandle, FileVolume, Usage, close_all, forget_lost, lost_answers, received_bytes, save_damage,
@@ -167,7 +169,7 @@ impl OpenTarget {
 
     /// Closes volumes cleanly; returns `result`, or the failure to close after a success.
     pub async fn close<T>(self, result: Result<T, StackError>) -> Result<T, StackError> {
-        let closed = Closer { held: self.held, target: self.target }.close().await;
+        let closed = Closer { held: self.held, target: self.target }.close(CloseLimit::OF_PROGRAM).await;
         let value = result?;
         closed?;
         Ok(value)
@@ -265,9 +267,9 @@ impl Closer {
     /// Closes volumes cleanly. Later requests to the device fail.
     ///
     /// # Errors
-    /// The first volume that could not be closed; the others are closed all the same.
-    pub async fn close(&self) -> Result<(), StackError> {
-        close_all(&self.held).await.map_err(|error| device_error("close", &error).on(&self.target))
+    /// The first device that could not be closed, or not in time; the others are closed all the same.
+    pub async fn close(&self, limit: CloseLimit) -> Result<(), StackError> {
+        close_all(&self.held, limit).await.map_err(|error| device_error(CLOSE, &error).on(&self.target))
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 use std::sync::{PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
 use sealblock_block::Clock;
@@ -29,6 +29,8 @@ pub struct Program {
     /// What the process of this number does with a file if it is a sealblock server, and what to try instead; `None` if it is
     /// none or does not respond.
     pub server_of: fn(u32, &Path) -> Option<(String, String)>,
+    /// When closes are given up, because a signal ends the program; `None` while none has come.
+    pub ends_by: fn() -> Option<Instant>,
 }
 
 impl Program {
@@ -36,7 +38,7 @@ impl Program {
     pub const SERVER: Program = Program { is_server: true, ..Program::UNKNOWN };
 
     const UNKNOWN: Program =
-        Program { is_server: false, note: |what| tracing::warn!("{what}"), server_of: |_, _| None };
+        Program { is_server: false, note: |what| tracing::warn!("{what}"), server_of: |_, _| None, ends_by: || None };
 }
 
 static PROGRAM: RwLock<Program> = RwLock::new(Program::UNKNOWN);

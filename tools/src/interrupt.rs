@@ -9,7 +9,7 @@ use std::io::Write;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, fs, io};
 
 use futures_util::future::{Either, select};
@@ -23,6 +23,8 @@ use crate::progress;
 
 /// How long requests in flight may take to complete.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long the close of targets may take after that.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
 /// How often a waiting task checks for a signal.
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -50,9 +52,21 @@ pub fn watch() {
     });
 }
 
+/// When it was first seen that a signal came.
+static SEEN: OnceLock<Instant> = OnceLock::new();
+
 /// Whether a signal came since [`watch`].
 pub fn came() -> bool {
-    FLAGS.get().is_some_and(|flags| flags.came.load(Ordering::Relaxed))
+    let came = FLAGS.get().is_some_and(|flags| flags.came.load(Ordering::Relaxed));
+    if came {
+        SEEN.get_or_init(Instant::now);
+    }
+    came
+}
+
+/// When the close of targets is given up, because a signal came.
+pub fn ends_by() -> Option<Instant> {
+    came().then(|| *SEEN.get_or_init(Instant::now) + GRACE + CLOSE_TIME)
 }
 
 /// Ends the process by the signal that came, or else with the status that a shell shows for it.

@@ -13,17 +13,17 @@ use sealblock::cli::{Cli, after_help};
 use sealblock::commands;
 use sealblock::exit::{Exit, status};
 use sealblock::interrupt;
-use sealblock::report::{note, say_aside};
+use sealblock::report::{note, output_error, say_aside};
 use sealblock::terminal::{columns, has_colour, help_columns};
 use sealblock_server::control::client::server_of_file;
-use sealblock_stack::{Program, StackError, printable_lines, set_program};
+use sealblock_stack::{Program, printable_lines, set_program};
 
 fn main() -> ExitCode {
     // Bad usage ends here, with exit status 2.
     let cli = command_line();
     // What goes beyond the limit of file sizes (`ulimit -f`) is an error of the write, and does not end the process.
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default()).ok();
-    set_program(Program { is_server: false, note, server_of: server_of_file });
+    set_program(Program { is_server: false, note, server_of: server_of_file, ends_by: interrupt::ends_by });
     match commands::run(&cli.into_command()) {
         // By the signal itself, so that a script ends with it.
         Ok(Exit::Interrupted) => interrupt::end(),
@@ -33,7 +33,11 @@ fn main() -> ExitCode {
             if failure.is_unreported() {
                 writeln!(io::stderr(), "{failure}").ok();
             }
-            ExitCode::from(status(failure.cause()))
+            match interrupt::came() && failure.is_of_close() {
+                // What the signal has ended did not close in time.
+                true => interrupt::end(),
+                false => ExitCode::from(status(failure.cause())),
+            }
         }
     }
 }
@@ -69,7 +73,7 @@ fn refuse(error: &clap::Error) -> ! {
     match written {
         // Whoever has closed the output has read enough.
         Err(error) if !is_error && error.kind() != io::ErrorKind::BrokenPipe => {
-            let failure = StackError::io("print", &error);
+            let failure = output_error(&error);
             say_aside(&failure);
             std::process::exit(status(failure.cause()).into())
         }

@@ -15,10 +15,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sealblock_block::BadBlockCause;
 use sealblock_integrity::Field;
 use sealblock_media_volume::WhyLost;
+use sealblock_runtime_reactor::{StandardStream, was_closed_at_start};
 use sealblock_server::dates::moment;
 use sealblock_server::status::health::Checked;
 use sealblock_stack::range::BlockRange;
-use sealblock_stack::{OpenTarget, StackError, lost_answers_of, printable_lines};
+use sealblock_stack::{Cause, OpenTarget, StackError, lost_answers_of, printable_lines};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::exit::Exit;
@@ -346,11 +347,37 @@ static UNREAD: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// When it cannot be written. A reader that has gone is no error: the work was done.
 pub fn print_json(report: &impl Serialize) -> Result<(), StackError> {
-    print(|output| write_json(report, output)).map_err(|error| StackError::io("print the report", &error))
+    print(|output| write_json(report, output)).map_err(|error| output_error(&error))
+}
+
+/// A failure to write to standard output. A reader that has gone ends the command without a word.
+pub fn output_error(error: &io::Error) -> StackError {
+    const ACTION: &str = "write to standard output";
+    match StackError::io(ACTION, error) {
+        failure if failure.cause() == Cause::Full => failure.advise("write it to where there is space"),
+        failure if failure.cause() == Cause::Unread => failure,
+        // Advice for files that have names does not fit.
+        failure => StackError::new(failure.cause(), ACTION, error),
+    }
+}
+
+/// Refuses a command whose data go to standard output if the process was started without one.
+///
+/// # Errors
+/// If so.
+pub fn check_output_open() -> Result<(), StackError> {
+    match was_closed_at_start(StandardStream::Output) {
+        true => Err(StackError::new(Cause::Io, "write to standard output", "it is closed")
+            .advise("give a file, or redirect standard output; `>/dev/null` discards the data")),
+        false => Ok(()),
+    }
 }
 
 /// Whether nobody reads standard output any more, so that work whose only purpose is to print may end.
 pub fn reader_has_gone() -> bool {
+    if was_closed_at_start(StandardStream::Output) {
+        return true;
+    }
     let stdout = io::stdout();
     let mut output = [PollFd::new(&stdout, PollFlags::empty())];
     UNREAD.load(Ordering::Relaxed)
@@ -366,7 +393,7 @@ pub fn redraw(lines: &str) -> Result<(), StackError> {
     const HOME_AND_CLEAR: &str = "\x1b[H\x1b[2J";
     let clear = if io::stdout().is_terminal() { HOME_AND_CLEAR } else { "" };
     print(|output| writeln!(output, "{clear}{}", printable_lines(lines)).and_then(|()| output.flush()))
-        .map_err(|error| StackError::io("print", &error))
+        .map_err(|error| output_error(&error))
 }
 
 /// Prints a line on standard output.
@@ -375,7 +402,7 @@ pub fn redraw(lines: &str) -> Result<(), StackError> {
 /// As [`print_json`].
 pub fn say(line: &str) -> Result<(), StackError> {
     print(|output| writeln!(output, "{}", printable_lines(line)).and_then(|()| output.flush()))
-        .map_err(|error| StackError::io("print", &error))
+        .map_err(|error| output_error(&error))
 }
 
 /// Prints one JSON object, or else the text.

@@ -6,6 +6,10 @@ pub(crate) mod reconcile;
 pub(crate) mod stale;
 pub(crate) mod verify;
 
+use std::future::pending;
+use std::pin::pin;
+
+use futures_util::future::{Either, select};
 use sealblock_block::{
     Abilities, Clock, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request, RequestKind, ReservedArea,
     Response,
@@ -18,7 +22,7 @@ use crate::requests::change::{execute_on, writes_lost};
 
 impl<C: Clock> Mirror<C> {
     /// Flushes, takes clean regions out of the labels, and ends the worker. The caller closes the replicas
-    /// afterwards.
+    /// afterwards. Waits for changes in flight.
     ///
     /// Changes that completed before this opening and whose regions are still dirty become durable on the online
     /// replicas only; a flush makes them durable without the offline ones.
@@ -27,15 +31,28 @@ impl<C: Clock> Mirror<C> {
     /// When no replica can be flushed, or when writes may be lost and no flush has reported it. Changes that were
     /// flushed before are safe.
     pub async fn close(&self) -> Result<(), Error> {
+        self.close_without(pending()).await
+    }
+
+    /// The same, but waits for changes in flight only until `overdue` completes. The regions of those that are in flight
+    /// even then stay in the labels, as after a crash: the next opening compares the replicas there.
+    ///
+    /// If the future is dropped, the labels keep what they had, and replicas are compared there.
+    ///
+    /// # Errors
+    /// As [`Mirror::close`], and when changes are still in flight.
+    pub async fn close_without(&self, overdue: impl Future<Output = ()>) -> Result<(), Error> {
         let was_closing = self.is_closing.replace(true);
         self.work.notify();
         if was_closing || self.is_read_only {
             return Ok(());
         }
+        let mut is_overdue = false;
         if !self.write_intent.dirty.borrow().is_empty() || self.write_intent.has_unwritten() {
             // A resync that copies a region now ends with it. Until then the groups around it are not at rest, and would
             // stay in the labels as if there had been a crash.
-            self.range_lock.wait_unlocked(0..=u64::MAX).await;
+            let at_rest = pin!(self.range_lock.wait_unlocked(0..=u64::MAX));
+            is_overdue = matches!(select(at_rest, pin!(overdue)).await, Either::Right(_));
             self.clear_clean_regions().await?;
             if !self.write_intent.dirty.borrow().is_empty() {
                 // Regions in which replicas may still differ stay in the labels. Completed changes there become
@@ -43,7 +60,11 @@ impl<C: Clock> Mirror<C> {
                 self.flush_internally().await?;
             }
         }
-        if self.writes_lost.get() { Err(writes_lost()) } else { Ok(()) }
+        match self.writes_lost.get() {
+            true => Err(writes_lost()),
+            false if is_overdue => Err(changes_in_flight()),
+            false => Ok(()),
+        }
     }
 
     /// Reads the newest scrub state on in-sync replicas: a replica that was offline has an older one.
@@ -73,6 +94,12 @@ impl<C: Clock> Mirror<C> {
         let asked = execute_on(replicas, &request).await;
         self.complete_write(asked, None).await.map(|()| Response::Done)
     }
+}
+
+#[cold]
+fn changes_in_flight() -> Error {
+    let reason = "changes were still in flight; the next opening compares the replicas there".to_owned();
+    ErrorKind::Unreachable { reason }.into()
 }
 
 /// How often a scrub state was saved, as `docs/formats/scrub-state.md` draws it from version 3 on; 0 for an earlier one. `None` for

@@ -76,6 +76,11 @@ impl NvmeTcpDevice {
         })
     }
 
+    /// Closes the connections without the shutdown. Requests in flight and later ones fail.
+    pub fn disconnect(&self) {
+        self.0.io.session.close();
+    }
+
     /// The target's information about itself and the namespace.
     pub fn info(&self) -> ConnectionInfo {
         let controller_id = self.0.io.session.current_session().map(|session| session.controller.id);

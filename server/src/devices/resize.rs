@@ -19,8 +19,8 @@ use sealblock_media_volume::ResizeError;
 use sealblock_runtime_reactor::{now, sleep, timeout};
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
-    Access, Cause, Closer, FileVolume, OpenMirror, OpenTarget, StackError, TargetInfo, Usage, bars_resizing,
-    device_error, open_again, resize_error, resize_volume,
+    Access, Cause, CloseLimit, Closer, FileVolume, OpenMirror, OpenTarget, StackError, TargetInfo, Usage,
+    bars_resizing, device_error, open_again, resize_error, resize_volume,
 };
 use sealblock_units::{BlockSize, ByteCount};
 
@@ -125,11 +125,13 @@ impl LocalDevice {
     ///
     /// # Errors
     /// As for [`Closer::close`].
-    pub async fn close(&self) -> Result<(), StackError> {
-        self.scrub_task.close().await;
+    pub async fn close(&self, limit: CloseLimit) -> Result<(), StackError> {
+        if limit.part(self.scrub_task.close()).await.is_none() {
+            tracing::warn!("scrub of {}: it did not end in time, and its state was not saved", self.target);
+        }
         let closer = self.closer.take();
         match closer {
-            Some(closer) => closer.close().await,
+            Some(closer) => closer.close(limit).await,
             // The failure to reopen was reported, and it has been closed since then.
             None => Ok(()),
         }

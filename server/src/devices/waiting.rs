@@ -277,7 +277,7 @@ impl Openings {
     /// to the plan.
     pub async fn end_tries(&mut self, devices: &DeviceTable) {
         while let Some(OpenAttempt { device, .. }) = self.tries.next().await {
-            devices.close(device).await.ok();
+            devices.close(device, DeviceTable::idle_limit()).await.ok();
         }
     }
 

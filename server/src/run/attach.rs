@@ -64,8 +64,8 @@ pub fn run(plan: &AttachPlan, report: impl Fn(&AttachEvent)) -> Result<(), Stack
     let served = reactor.block_on(live(plan, &cores.handles(), &report));
     match served {
         Ok(Ended::Gone) => _ = cores.shutdown(SHUTDOWN_GRACE),
-        // Commands for a block device that still exists end only with the process, and a core would wait for its
-        // commands.
+        // Commands for a block device that still exists, or of a device that did not close, end only with the process,
+        // and a core would wait for them.
         Ok(Ended::Left) | Err(_) => std::mem::forget(cores),
     }
     served.map(drop)
@@ -79,7 +79,7 @@ async fn live(plan: &AttachPlan, cores: &[CoreHandle], report: &impl Fn(&AttachE
     let table = DeviceTable::new(cores.to_vec(), EventSender::here(ignore));
     let device = table.open(&namespace(plan)).await?;
     let served = attach(plan, cores, &device, signal, report).await;
-    let closed = table.close([device]).await;
+    let closed = table.close([device], DeviceTable::idle_limit()).await;
     let (ended, path) = served?;
     closed?;
     report(&match ended {

@@ -72,7 +72,7 @@ fn a_device_keeps_its_state_however_it_is_offered_and_another_has_its_own() {
         let before = Arc::downgrade(&server.state("m"));
         server.change(&plan(&larger)).await.unwrap();
         assert!(before.upgrade().is_none(), "another memory, with another state");
-        server.end().await.1.unwrap();
+        server.end().await.closed.unwrap();
     });
 }
 
@@ -128,7 +128,7 @@ fn that_changes_may_be_lost_is_forgotten_when_clients_had_the_time_to_come_back_
         for _ in 0..500 {
             sleep(Duration::from_millis(10)).await;
             if newest(&path).unreported_loss.is_none() {
-                return server.end().await.1.unwrap();
+                return server.end().await.closed.unwrap();
             }
         }
         panic!("it is not forgotten");
@@ -154,7 +154,7 @@ fn a_device_is_closed_when_nobody_uses_it_any_more() {
             drop(used);
             change.await.unwrap();
         }
-        server.end().await.1.unwrap();
+        server.end().await.closed.unwrap();
     });
 }
 
@@ -207,7 +207,7 @@ fn a_reload_keeps_the_device_that_it_names_or_refuses_by_name() {
                 }
             }
         }
-        server.end().await.1.unwrap();
+        server.end().await.closed.unwrap();
     });
 }
 
@@ -227,6 +227,6 @@ fn memory_with_a_uuid_is_named_by_it() {
         }
         let refused = server.change(&plan(&subsystem("n", "mem:1MiB", &format!("{uuid}\nread_only = true")))).await;
         assert!(refused.unwrap_err().to_string().contains("the other setting"));
-        server.end().await.1.unwrap();
+        server.end().await.closed.unwrap();
     });
 }

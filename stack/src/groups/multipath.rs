@@ -10,6 +10,7 @@ use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
 
 use crate::error::{Cause, StackError, printable};
 use crate::identity::{device_id, namespace_text, uuid_text};
+use crate::opened::closing::CloseLimit;
 use crate::opened::held::{Access, CloseHandle, Members, Usage, close_all, forget_lost, lost_answers, received_bytes};
 use crate::opened::info::TargetInfo;
 use crate::opened::{OpenTarget, Opener};
@@ -61,9 +62,9 @@ impl Paths {
 }
 
 impl Members for Paths {
-    fn close(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
+    fn close(&self, limit: CloseLimit) -> LocalBoxFuture<'_, Result<(), Error>> {
         let open = self.0.iter().filter_map(|path| path.open.borrow().upgrade());
-        let closings = join_all(open.map(|live| async move { close_all(&live.held).await }));
+        let closings = join_all(open.map(|live| async move { close_all(&live.held, limit).await }));
         Box::pin(async { closings.await.into_iter().fold(Ok(()), Result::and) })
     }
 
@@ -136,7 +137,7 @@ impl Path {
                 async move {
                     let opened = path.open_checked().await.map_err(unreachable)?;
                     let (device, _, closer) = opened.share();
-                    let _ = closer.close().await;
+                    let _ = closer.close(CloseLimit::OF_PROGRAM).await;
                     Ok(device)
                 }
             })
@@ -170,7 +171,7 @@ pub(crate) async fn open(
                 None
             }
             Err(failure) => {
-                let _ = paths.close().await;
+                let _ = paths.close(CloseLimit::OF_PROGRAM).await;
                 return Err(failure);
             }
         };
@@ -196,7 +197,7 @@ async fn join(
             Ok(OpenTarget::new(target, device, info, vec![CloseHandle::Members(Rc::new(paths))]))
         }
         Err(error) => {
-            let _ = paths.close().await;
+            let _ = paths.close(CloseLimit::OF_PROGRAM).await;
             Err(StackError::new(Cause::Unsuitable, "open", error).on(target))
         }
     }

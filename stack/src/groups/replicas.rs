@@ -16,6 +16,7 @@ use sealblock_media_file::Backing;
 
 use crate::error::{Cause, StackError, shell_word};
 use crate::failures::OLDER;
+use crate::opened::closing::CloseLimit;
 use crate::opened::connections::{LostRemote, RemoteConnection, all_lost, loss};
 use crate::opened::damage_view::DamageView;
 use crate::opened::held::{Access, CloseHandle, Members, close_all, forget_lost, lost_answers, received_bytes};
@@ -441,16 +442,21 @@ impl OpenMirror {
 }
 
 impl Members for OpenMirror {
-    /// Writes the labels, then closes the replicas.
-    fn close(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
-        Box::pin(async {
-            let labelled = self.mirror.close().await;
-            if labelled.is_ok() && !self.mirror.may_be_lost() && self.describe().nosync_bytes == 0 {
-                // Where they had differed they have what a replica has that lacked nothing.
-                let _ = self.forget_of_replicas().await;
-            }
+    /// Writes the labels, then closes the replicas. Replicas are closed even if the labels are not written in time: then the labels say that
+    /// the replicas may differ.
+    fn close(&self, limit: CloseLimit) -> LocalBoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            let closing = async {
+                let labelled = self.mirror.close_without(limit.requests_overdue()).await;
+                if labelled.is_ok() && !self.mirror.may_be_lost() && self.describe().nosync_bytes == 0 {
+                    // Where they had differed they have what a replica has that lacked nothing.
+                    let _ = self.forget_of_replicas().await;
+                }
+                labelled
+            };
+            let labelled = limit.close(closing).await.flatten();
             let replicas = self.replicas.take();
-            let closed = join_all(replicas.iter().map(|replica| replica.close())).await;
+            let closed = join_all(replicas.iter().map(|replica| replica.close_by(limit))).await;
             closed.into_iter().fold(labelled, Result::and)
         })
     }
@@ -604,10 +610,14 @@ impl OpenReplica {
 
     /// Closes its device, if it is open.
     pub async fn close(&self) -> Result<(), Error> {
+        self.close_by(CloseLimit::OF_PROGRAM).await
+    }
+
+    async fn close_by(&self, limit: CloseLimit) -> Result<(), Error> {
         let held = self.held.take();
         let received = received_bytes(&held).unwrap_or(0);
         self.received_bytes.set(self.received_bytes.get() + received);
-        close_all(&held).await
+        close_all(&held, limit).await
     }
 
     fn reopen(self: &Rc<Self>) -> Reopen {

@@ -8,6 +8,7 @@ use sealblock_units::ByteCount;
 
 use crate::error::{Cause, StackError};
 use crate::identity::new_uuid;
+use crate::opened::closing::CloseLimit;
 use crate::opened::damage_view::DamageView;
 use crate::opened::held::{Access, Usage, close_all};
 use crate::opened::info::TargetInfo;
@@ -57,7 +58,7 @@ pub(crate) async fn open(
         }
         Err(failure) => {
             // A failure to close the members would hide the first failure.
-            let _ = close_all(&held).await;
+            let _ = close_all(&held, CloseLimit::OF_PROGRAM).await;
             Err(failure)
         }
     }

@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use futures_util::future::LocalBoxFuture;
+use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::Error;
 use sealblock_media_file::FileMedium;
 use sealblock_media_nbd::NbdDevice;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_media_volume::{IdleWorkCounts, Volume, WhyLost};
 
+use crate::opened::closing::CloseLimit;
 use crate::opened::recorded::KeepDamage;
 use crate::program::ReactorClock;
 
@@ -93,7 +94,7 @@ impl Usage {
 /// A group that opens and closes its own members.
 pub(crate) trait Members {
     /// Closes what is open of them.
-    fn close(&self) -> LocalBoxFuture<'_, Result<(), Error>>;
+    fn close(&self, limit: CloseLimit) -> LocalBoxFuture<'_, Result<(), Error>>;
 
     /// Bytes of payload received from remote members until now; `None` if none is remote.
     fn received_bytes(&self) -> Option<u64>;
@@ -120,24 +121,41 @@ pub(crate) enum CloseHandle {
     Members(Rc<dyn Members>),
 }
 
-/// Closes everything, one after the other. Boxed, since members have close handles in turn.
-pub(crate) fn close_all(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(), Error>> {
-    Box::pin(async move {
-        let mut closed = Ok(());
-        for held in held {
-            match held {
-                CloseHandle::Damage(list) => list.save().await,
-                CloseHandle::Volume(volume) => {
-                    closed = closed.and(volume.close().await);
-                    log_maintenance(volume);
-                }
-                CloseHandle::NvmeTcp(device) => device.close().await,
-                CloseHandle::Members(members) => closed = closed.and(members.close().await),
-                CloseHandle::Nbd(device) => device.close().await,
+/// Closes everything, at the same time. Boxed, since members have close handles in turn.
+pub(crate) fn close_all(held: &[CloseHandle], limit: CloseLimit) -> LocalBoxFuture<'_, Result<(), Error>> {
+    // A list is saved before its volume is closed.
+    let parts = held.chunk_by(|held, _| matches!(held, CloseHandle::Damage(_)));
+    let closings: Vec<_> = parts.map(|part| close_in_order(part, limit)).collect();
+    Box::pin(async move { join_all(closings).await.into_iter().fold(Ok(()), Result::and) })
+}
+
+async fn close_in_order(held: &[CloseHandle], limit: CloseLimit) -> Result<(), Error> {
+    let mut closed = Ok(());
+    for held in held {
+        closed = closed.and(match held {
+            CloseHandle::Damage(list) => {
+                // What is not saved is found again.
+                limit.part(list.save()).await;
+                Ok(())
             }
-        }
-        closed
-    })
+            CloseHandle::Volume(volume) => {
+                let result = limit.close_volume(volume.close()).await.flatten();
+                log_maintenance(volume);
+                result
+            }
+            CloseHandle::NvmeTcp(device) => {
+                if let Err(error) = limit.close(device.close()).await {
+                    tracing::warn!(subsystem = %device.info().subsystem, %error, "disconnected without a shutdown");
+                    device.disconnect();
+                }
+                Ok(())
+            }
+            // Members limit each part of their close.
+            CloseHandle::Members(members) => members.close(limit).await,
+            CloseHandle::Nbd(device) => limit.close(device.close()).await,
+        });
+    }
+    closed
 }
 
 /// Saves lists of bad blocks, but for those of groups, which save them when they close.

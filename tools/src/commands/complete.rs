@@ -17,6 +17,7 @@ use sealblock_stack::{StackError, printable};
 
 use crate::cli::{Cli, Complete, Completions};
 use crate::exit::Exit;
+use crate::report::output_error;
 
 /// How long running servers may take to answer.
 const PATIENCE: Duration = Duration::from_millis(700);
@@ -79,7 +80,7 @@ complete -c sealblock -f -a '(sealblock complete fish (commandline -cp) 2>/dev/n
 pub fn script_of(arguments: &Completions) -> Result<Exit, StackError> {
     let mut output = io::stdout().lock();
     let written = output.write_all(&script(arguments.shell)).and_then(|()| output.flush());
-    written.map_err(|error| StackError::io("print completions", &error))?;
+    written.map_err(|error| output_error(&error))?;
     Ok(Exit::Clean)
 }
 

@@ -109,8 +109,12 @@ fn resume_command(arguments: &Copy, source: &Source, sink: &Sink, byte: u64, is_
 
 /// Says on standard error how far the copy came, and how to resume it.
 fn report_resume(arguments: &Copy, byte: u64, command: Option<&str>) {
-    let go_on = command.unwrap_or("repeat the command: it starts over");
-    interrupt::report(format!("copying {} to {}", arguments.from, arguments.to), format!("after byte {byte}"), go_on);
+    let (rest, otherwise) = match arguments.from {
+        Endpoint::Standard => ("; the rest of the input was not written", "repeat the command with all of its input"),
+        Endpoint::Target(_) => ("", "repeat the command: it starts over"),
+    };
+    let how_far = format!("after byte {byte}{rest}");
+    interrupt::report(format!("copying {} to {}", arguments.from, arguments.to), how_far, command.unwrap_or(otherwise));
 }
 
 impl Report {
@@ -141,8 +145,8 @@ impl Report {
 async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, StackError> {
     check_open_apart((&arguments.from, source), (&arguments.to, sink))?;
     sink.check_room("copy", &arguments.to, source.bytes().unwrap_or(0))?;
-    if matches!(source, Source::Device(_)) && !sink.in_order() {
-        // Who reads or writes a pipe is blocked by it, and ends by the signal as usual.
+    if !sink.in_order() {
+        // Who writes to a pipe is blocked by it, and ends by the signal as usual.
         interrupt::watch();
     }
     let started = Instant::now();
@@ -163,7 +167,7 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
     }
     let Moved { tally, blocks_lost } = copied.map_err(|failure| advise(failure, arguments))?;
     let ((lost, lost_unlisted), total) = (findings.into_runs(), work.total());
-    let resume_byte = source.bytes().filter(|bytes| interrupt::came() && total < *bytes).map(|_| total);
+    let resume_byte = source.is_interrupted(total).then_some(total);
     let resume_command = match resume_byte {
         Some(byte) => {
             let is_known = interrupt::or_end(source.is_known(), || last_words(byte)).await;

@@ -1,14 +1,14 @@
 //! Findings are printed while the work goes on; after Ctrl-C the rest and where to resume.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::common::server::Server;
-use crate::common::{Place, damaged};
+use crate::common::{Place, damaged, noise};
 use serde_json::Value;
 
 const INTERRUPT: i32 = 2;
@@ -117,6 +117,38 @@ fn an_interrupted_verify_prints_its_object() {
     assert!(blocks < 4096);
     assert_eq!(resume, format!("{blocks}..4095"), "pieces that wait leave no gap behind those that are checked");
     assert_eq!(place.run("verify v --json").ends_with(1).json()["resume"], Value::Null);
+}
+
+#[test]
+fn an_interrupted_copy_of_standard_input_tells_what_it_wrote() {
+    let place = Place::new();
+    for (to, is_json) in [("v", false), ("v", true), ("plain", false)] {
+        place.run("create v --size 8MiB --force").succeeds();
+        let data = noise(3, 5 << 20);
+        let mut child = place.start(&format!("copy - {to}{}", if is_json { " --json" } else { "" }));
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(&data).unwrap();
+        wait_for_handler(&mut child);
+        // Pipes take the bytes in order, and an empty one was read.
+        while rustix::io::ioctl_fionread(&input).unwrap() > 0 {
+            sleep(Duration::from_millis(2));
+        }
+        signal(&child);
+        let stdout = child.stdout.take().unwrap();
+        let ended = ended_by_the_signal(child, stdout);
+        drop(input);
+        let said = format!("copying - to {to}: interrupted after byte 5242880; the rest of the input was not written");
+        assert!(ended.stderr.contains(&said), "{}", ended.stderr);
+        match is_json {
+            true => assert_eq!(serde_json::from_str::<Value>(&ended.stdout).unwrap()["resume_byte"], 5 << 20),
+            false => assert!(ended.stderr.contains(&format!("5 MiB copied from - to {to} in ")), "{}", ended.stderr),
+        }
+        let written = if to == "v" { place.blocks("v", 0, 1279) } else { place.read(to) };
+        assert!(written == data, "{to}");
+        if to == "plain" {
+            fs::remove_file(place.path(to)).unwrap();
+        }
+    }
 }
 
 #[test]

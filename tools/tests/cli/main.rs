@@ -54,6 +54,7 @@ mod space;
 mod stale;
 mod states;
 mod status;
+mod stops;
 mod system;
 mod told;
 mod tour;

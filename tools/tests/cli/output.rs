@@ -62,9 +62,59 @@ fn help_that_could_not_be_printed_is_an_error() {
     for command in ["--help", "copy --help", "--version"] {
         let child = place.command(command).stdout(full()).stderr(Stdio::piped()).spawn().unwrap();
         let told = crate::common::answer_of(child);
-        told.fails(3, &["sealblock: cannot print: no space left on device"]);
+        told.fails(3, &["sealblock: cannot write to standard output: no space left on device\ntry: write it to where there is space"]);
         assert_eq!(told.stderr.matches("sealblock:").count(), 1, "{}", told.stderr);
     }
+}
+
+#[test]
+fn data_for_a_full_standard_output_are_an_error_that_says_so() {
+    let place = Place::with_runtime("syscalls");
+    place.volume("--size 1MiB", &noise(1, 1 << 20));
+    for command in ["copy v -", "rescue v -", "info v", "info v --json", "verify v"] {
+        let child = place.command(command).stdout(full()).stderr(Stdio::piped()).spawn().unwrap();
+        let told = crate::common::answer_of(child);
+        told.fails(
+            3,
+            &["cannot write to standard output: no space left on device\ntry: write it to where there is space"],
+        );
+    }
+}
+
+#[test]
+fn data_for_a_closed_standard_stream_are_an_error() {
+    let place = Place::with_runtime("syscalls");
+    place.volume("--size 1MiB", &noise(1, 1 << 20));
+    let shell = |line: &str| {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &format!("exec {} {line}", env!("CARGO_BIN_EXE_sealblock"))]).current_dir(place.path(""));
+        answer(shell.env("SEALBLOCK_RUNTIME", "syscalls").stdin(Stdio::null()))
+    };
+    for command in ["copy v -", "rescue v -"] {
+        shell(&format!("{command} >&-")).fails(3, &["cannot write to standard output: it is closed"]);
+        for discarded in [">/dev/null", "1<>/dev/null"] {
+            shell(&format!("{command} {discarded}")).succeeds();
+        }
+    }
+    shell("copy - v <&-").fails(3, &["cannot read standard input: it is closed"]);
+    assert!(place.blocks("v", 0, 255) == noise(1, 1 << 20));
+    // Nothing but a report is lost.
+    shell("info v >&-").succeeds();
+    shell("copy v out >&- <&-").succeeds();
+}
+
+#[test]
+fn what_is_watched_ends_without_a_standard_output() {
+    let place = Place::new();
+    place.volume("--size 1MiB", &noise(1, 1 << 20));
+    let server = Server::start(&place, "v");
+    for command in ["status --watch", "status --watch --json"] {
+        let line = format!("exec timeout 60 {} {command} >&-", env!("CARGO_BIN_EXE_sealblock"));
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &line]).env("XDG_RUNTIME_DIR", place.path(crate::common::RUNTIME_FOLDER));
+        answer(&mut shell).succeeds();
+    }
+    server.stop().is_clean();
 }
 
 #[test]

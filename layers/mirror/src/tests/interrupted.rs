@@ -1,5 +1,7 @@
 //! Replicas that fail during a resync or reconciliation.
 
+use std::future::ready;
+
 use futures_util::FutureExt;
 use sealblock_block::{Device, Request};
 use sealblock_media_memory::Corruption;
@@ -99,6 +101,25 @@ fn a_mirror_that_is_closed_during_a_resync_is_not_compared_when_it_is_opened() {
     assert!(mirror.write_intent.nosync.borrow().is_empty(), "{mirror:?}");
     assert_reads(&mirror, extent(0, 1), 2);
     assert_reads(&mirror, extent(1, 1), 3);
+}
+
+#[test]
+fn a_mirror_that_is_closed_beside_a_change_that_never_ends_is_compared_there_and_only_there() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 1), 1).unwrap();
+    write(&mirror, extent(BLOCKS - 1, 1), 1).unwrap();
+    run(&mirror, Request::flush()).unwrap();
+    write(&mirror, extent(BLOCKS - 1, 1), 2).unwrap();
+    b.holds_requests.set(true);
+    let mut change = Box::pin(mirror.execute(write_of(&mirror, extent(0, 1), 3)));
+    assert!(change.as_mut().now_or_never().is_none());
+    b.holds_requests.set(false);
+    let closed = mirror.close_without(ready(())).now_or_never().expect("it does not wait for the change");
+    assert!(closed.unwrap_err().to_string().contains("changes were still in flight"));
+    drop(change);
+    let mirror = opened(&[&a, &b]);
+    assert!(mirror.is_nosync(extent(0, 1)) && !mirror.is_nosync(extent(BLOCKS - 1, 1)), "{mirror:?}");
+    assert_reads(&mirror, extent(BLOCKS - 1, 1), 2);
 }
 
 /// Most requests that the resync of a region with a bad block takes.

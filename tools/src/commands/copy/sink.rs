@@ -30,10 +30,13 @@ use crate::cli::Endpoint;
 use crate::exit::note_lacking;
 use crate::findings::Finding;
 use crate::new_file::check_new;
-use crate::report::note_lost_answers;
+use crate::report::{check_output_open, note_lost_answers, output_error};
 
-/// Refuses a report on standard output where the data go.
+/// Refuses a closed standard output for the data, and a report where the data go.
 pub(in crate::commands) fn check_output(json: bool, to: &Endpoint) -> Result<(), StackError> {
+    if *to == Endpoint::Standard {
+        check_output_open()?;
+    }
     if json && *to == Endpoint::Standard {
         let why = "standard output cannot take both the data and the report";
         return Err(StackError::new(Cause::Usage, "copy", why).advise("give a file as TO"));
@@ -376,10 +379,6 @@ fn is_null(path: &Path) -> bool {
     let about = fs::metadata(path).ok().filter(|about| about.file_type().is_char_device());
     let null = fs::metadata("/dev/null").ok();
     about.zip(null).is_some_and(|(about, null)| about.rdev() == null.rdev())
-}
-
-fn output_error(error: &io::Error) -> StackError {
-    StackError::io("write to standard output", error)
 }
 
 /// Writes what is not zeroes; the rest of the last sector is, until the file's end is set. Gives how much that is.

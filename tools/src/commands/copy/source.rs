@@ -1,16 +1,21 @@
 //! Where a copy comes from.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
+use std::os::fd::AsFd;
 
 use futures_util::future::ready;
 use futures_util::stream::{self, LocalBoxStream, StreamExt};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use sealblock_block::{BlockState, Device, Request, RequestKind, Response, StatusRun, WhyOlder};
 use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_reactor::{StandardStream, was_closed_at_start};
 use sealblock_stack::range::Run;
 use sealblock_stack::{
-    Access, ByteView, FORMAT_BYTES, Lost, OpenTarget, Salvaged, StackError, file_format, known_content,
+    Access, ByteView, Cause, FORMAT_BYTES, Lost, OpenTarget, Salvaged, StackError, file_format, known_content,
 };
 use sealblock_units::{BlockSize, Extent};
 
@@ -18,6 +23,7 @@ use crate::cli::Endpoint;
 use crate::interrupt;
 use crate::report::note_older;
 
+const READ_INPUT: &str = "read standard input";
 /// Bytes read and written at once.
 const CHUNK_BYTES: usize = 1 << 20;
 /// Chunks in flight at once, on either side.
@@ -74,14 +80,14 @@ pub(in crate::commands) enum Source {
     /// A device, or a plain file to its last byte.
     Device(Box<ByteView>),
     /// Standard input.
-    Input(RefCell<io::Stdin>),
+    Input(Input),
 }
 
 impl Source {
     /// Opens the place, `past_damage` to lose as little as possible of it.
     pub async fn open(endpoint: &Endpoint, past_damage: bool) -> Result<Source, StackError> {
         match endpoint {
-            Endpoint::Standard => Ok(Source::Input(RefCell::new(io::stdin()))),
+            Endpoint::Standard => Input::open().map(Source::Input),
             Endpoint::Target(target) => {
                 let open = if past_damage { ByteView::open_past_damage } else { ByteView::open };
                 Ok(Source::Device(Box::new(open(target, Access::ReadOlder).await?)))
@@ -110,6 +116,15 @@ impl Source {
             Source::Device(whole) => Some(whole.len_bytes()),
             Source::Input(_) => None,
         }
+    }
+
+    /// Whether a signal has come before all bytes were read, of which `total` are copied.
+    pub fn is_interrupted(&self, total: u64) -> bool {
+        let has_rest = match self {
+            Source::Device(whole) => total < whole.len_bytes(),
+            Source::Input(input) => !input.has_ended.get(),
+        };
+        interrupt::came() && has_rest
     }
 
     /// Copies of metadata that were found lost so far, and records of other volumes, as text.
@@ -150,8 +165,7 @@ impl Source {
             Source::Device(whole) => device_chunks(whole, reading).boxed_local(),
             Source::Input(input) => {
                 let next = move |offset| async move {
-                    let chunk = next_bytes(&mut *input.borrow_mut())
-                        .map_err(|error| StackError::io("read standard input", &error));
+                    let chunk = input.next_bytes().map_err(|error| StackError::io(READ_INPUT, &error));
                     match chunk {
                         Ok(data) if data.is_empty() => None,
                         Ok(data) => {
@@ -257,20 +271,57 @@ fn pieces(stretch: Range<u64>, holes: &[Range<u64>]) -> Vec<Piece> {
     pieces
 }
 
-/// The next bytes: a full chunk, unless the input ends.
-fn next_bytes(input: &mut dyn Read) -> io::Result<Slice> {
-    let mut buffer = Buffer::zeroed(CHUNK_BYTES);
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match input.read(&mut buffer[filled..]) {
-            Ok(0) => break,
-            Ok(bytes) => filled += bytes,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+/// Standard input. Without a buffer of its own: what it holds would not show in a poll.
+pub(in crate::commands) struct Input {
+    stream: RefCell<File>,
+    /// Whether all of it was read.
+    has_ended: Cell<bool>,
+}
+
+impl Input {
+    fn open() -> Result<Input, StackError> {
+        if was_closed_at_start(StandardStream::Input) {
+            let failure = StackError::new(Cause::Io, READ_INPUT, "it is closed");
+            return Err(failure.advise("redirect standard input from a file or a pipe"));
         }
+        let stream = io::stdin().as_fd().try_clone_to_owned().map_err(|error| StackError::io(READ_INPUT, &error))?;
+        Ok(Input { stream: RefCell::new(stream.into()), has_ended: Cell::new(false) })
     }
-    buffer.truncate(filled);
-    Ok(buffer.freeze())
+
+    /// The next bytes: a full chunk, unless the input ends or a signal comes.
+    fn next_bytes(&self) -> io::Result<Slice> {
+        let mut stream = self.stream.borrow_mut();
+        let mut buffer = Buffer::zeroed(CHUNK_BYTES);
+        let mut filled = 0;
+        while filled < buffer.len() && !interrupt::came() {
+            if !is_readable(&stream)? {
+                continue;
+            }
+            match stream.read(&mut buffer[filled..]) {
+                // A signal to a pipeline ends what wrote into the pipe, too.
+                Ok(0) => {
+                    self.has_ended.set(!interrupt::came());
+                    break;
+                }
+                Ok(bytes) => filled += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        buffer.truncate(filled);
+        Ok(buffer.freeze())
+    }
+}
+
+/// Waits a short time for bytes or the end. A read would go on waiting after a signal.
+fn is_readable(stream: &File) -> io::Result<bool> {
+    let wait = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+    let mut streams = [PollFd::new(stream, PollFlags::IN)];
+    match poll(&mut streams, Some(&wait)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[cfg(test)]

@@ -20,10 +20,11 @@ use crate::cli::{FsCat, FsGet};
 use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::{Progress, Show};
-use crate::report::{note, print_json};
+use crate::report::{check_output_open, note, output_error, print_json};
 
 /// Writes them one after the other.
 pub fn cat(arguments: &FsCat) -> Result<Exit, StackError> {
+    check_output_open()?;
     let mut exit = Exit::Clean;
     for file in &arguments.files {
         let read = with_filesystem(file, async |open| {
@@ -33,14 +34,14 @@ pub fn cat(arguments: &FsCat) -> Result<Exit, StackError> {
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                     Err(StackError::new(Cause::Unread, "write", "the reader is gone"))
                 }
-                written => written.map_err(|error| StackError::io("write to standard output", &error)),
+                written => written.map_err(|error| output_error(&error)),
             };
             let doing = |error: FsError| filesystem_error("read", &error).on(file);
             read_all(&open.filesystem, &inode, doing, write).await.map(|()| Exit::Clean)
         })?;
         exit = exit.unless_older(read == Exit::Incomplete);
     }
-    io::stdout().flush().map_err(|error| StackError::io("write to standard output", &error))?;
+    io::stdout().flush().map_err(|error| output_error(&error))?;
     Ok(exit)
 }
 

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::place::{printable, resolve, with_filesystem};
 use crate::cli::FsLs;
 use crate::exit::Exit;
-use crate::report::note;
+use crate::report::{note, output_error};
 
 /// An entry in JSON.
 #[derive(Serialize)]
@@ -142,7 +142,7 @@ impl Listing<'_> {
             let xattrs = xattrs.map_err(|error| filesystem_error("read attributes", &error).on(place))?;
             let comma = if self.entries > 0 { "," } else { "" };
             let entry = serde_json::to_string(&entry(&path, inode.as_ref(), link, xattrs));
-            let entry = entry.map_err(|error| StackError::io("print", &error.into()))?;
+            let entry = entry.map_err(|error| output_error(&error.into()))?;
             write!(self.out, "{comma}{entry}").or_else(written)?;
         } else {
             let mut line = String::new();
@@ -187,7 +187,7 @@ fn written(error: io::Error) -> Result<(), StackError> {
         io::ErrorKind::BrokenPipe => {
             Err(StackError::new(sealblock_stack::Cause::Unread, "print", "the reader is gone"))
         }
-        _ => Err(StackError::io("print", &error)),
+        _ => Err(output_error(&error)),
     }
 }
 

@@ -10,7 +10,7 @@ use sealblock_stack::{Cause, StackError};
 use super::place::with_filesystem;
 use crate::cli::FsTree;
 use crate::exit::Exit;
-use crate::report::note;
+use crate::report::{self, note};
 
 /// Prints them.
 pub fn run(arguments: &FsTree) -> Result<Exit, StackError> {
@@ -39,7 +39,7 @@ pub fn run(arguments: &FsTree) -> Result<Exit, StackError> {
 fn output_error(error: io::Error) -> StackError {
     match error.kind() {
         io::ErrorKind::BrokenPipe => StackError::new(Cause::Unread, "print", "the reader is gone"),
-        _ => StackError::io("print", &error),
+        _ => report::output_error(&error),
     }
 }
 

@@ -228,6 +228,17 @@ impl Nbd {
         }
     }
 
+    /// Sends a write, and waits for no reply.
+    pub fn begin_write(&mut self, offset: u64, data: &[u8]) {
+        let head = [&0x2560_9513u32.to_be_bytes()[..], &[0, 0, 0, 1], b"a cookie", &offset.to_be_bytes()].concat();
+        self.stream.write_all(&[&head[..], &(data.len() as u32).to_be_bytes(), data].concat()).unwrap();
+    }
+
+    /// Flushes; the error, or 0.
+    pub fn flush(&mut self) -> u32 {
+        self.ask(3, 0, 0, &[]).unwrap()
+    }
+
     /// Disconnects as the protocol has it.
     pub fn disconnect(mut self) {
         let head = [&0x2560_9513u32.to_be_bytes()[..], &[0, 0, 0, 2], b"a cookie", &[0; 12]].concat();
