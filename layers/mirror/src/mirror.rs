@@ -446,6 +446,22 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
+    /// The freshness of the replicas that reads may go to: a device may find out while it is in use that it was put back.
+    pub(crate) fn read_freshness(&self) -> Freshness {
+        let replicas = self.replicas.borrow();
+        let readable = replicas.iter().filter(|replica| replica.is_readable());
+        readable.fold(Freshness::Current, |all, replica| all.and(replica.freshness()))
+    }
+
+    /// Why a replica lacks its last writes, if its device found that out since it was attached and another replica has
+    /// these writes. It is attached again as one that lacks everything.
+    pub(crate) fn why_outdated(&self, replica: &Replica) -> Option<String> {
+        let why = replica.freshness().why_older().filter(|_| !self.is_read_only && replica.is_readable())?;
+        let is_other = |other: &Rc<Replica>| other.is_readable() && !other.may_be_older();
+        let has_other = self.replicas.borrow().iter().any(is_other);
+        has_other.then(|| ErrorKind::MayBeOlder(why).to_string())
+    }
+
     /// Detaches a replica's device and marks the replica out of sync in all dirty regions. The labels must record it
     /// before any request that it misses completes.
     pub(crate) fn fail_replica(&self, replica: &Replica, reason: &str) {

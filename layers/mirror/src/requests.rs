@@ -91,7 +91,8 @@ impl<C: Clock> Device for Mirror<C> {
     }
 
     fn abilities(&self) -> Abilities {
-        self.abilities
+        let freshness = self.abilities.freshness.and(self.read_freshness());
+        Abilities { freshness, ..self.abilities }
     }
 
     async fn execute(&self, request: Request) -> Outcome {
