@@ -123,6 +123,7 @@ impl<C: Clock> Mirror<C> {
         if let Some(reason) = replica.loss().or_else(|| self.why_outdated(replica)) {
             self.fail_replica(replica, &reason);
         }
+        self.found_freshness.set(self.read_freshness());
     }
 
     /// Resyncs a replica that has returned.

@@ -32,6 +32,8 @@ pub struct Mirror<C> {
     pub(crate) clock: C,
     pub(crate) geometry: Geometry,
     pub(crate) abilities: Abilities,
+    /// What the background work has found of [`Mirror::read_freshness`].
+    pub(crate) found_freshness: Cell<Freshness>,
     pub(crate) map: RegionMap,
     pub(crate) uuid: [u8; 16],
     pub(crate) name: Option<MirrorName>,
@@ -242,6 +244,7 @@ impl<C: Clock> Mirror<C> {
             clock,
             geometry,
             abilities: Abilities { freshness, ..abilities },
+            found_freshness: Cell::default(),
             map,
             uuid,
             name,

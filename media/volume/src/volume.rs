@@ -263,7 +263,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return Ok(());
         }
         if !self.superblock.get().is_put_back && !self.has_failed() {
-            self.change_superblock(|before| before).await?;
+            Box::pin(self.change_superblock(|before| before)).await?;
         }
         Err(ErrorKind::MayBeOlder(WhyOlder::RolledBack).into())
     }

@@ -130,6 +130,7 @@ mod tests {
         assert_eq!(of_members(members(), &named(&["c"]), false), PlanMatch::No);
         assert_eq!(of_members(members(), &named(&["a", "b", "c"]), false), PlanMatch::Other(names()));
     }
+
     /// A file is one device by every name, and a name that means another file is another device.
     #[test]
     fn a_target_is_compared_by_what_it_is_and_by_how_it_is_used() {

@@ -154,7 +154,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn allocate(&self, group: u64, extent: Extent) -> Result<Allocation<'_>, Error> {
         if !self.allocator.is_loaded(group) {
             Box::pin(self.load_group(group)).await?;
-            Box::pin(self.refuse_if_put_back()).await?;
+            self.refuse_if_put_back().await?;
         }
         if self.notes.are_open() {
             Box::pin(self.prepare_notes(group)).await?;
