@@ -18,7 +18,7 @@ use sealblock_stack::{Cause, CloseLimit, StackError};
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{RESIZING, ResizeReport};
-use crate::devices::members::{PlanMatch, fit, other_members_error};
+use crate::devices::members::{PlanMatch, fit, is_target, other_members_error};
 use crate::devices::resize::ResizeResult;
 use crate::devices::waiting::{OpenAttempt, Openings, Waiting};
 use crate::devices::{DeviceTable, ServedDevice};
@@ -198,7 +198,7 @@ impl Server {
         let is_place = |space: &OfferedNamespace| at_its_place.is_some_and(|own| std::ptr::eq(own, space));
         let is_named = |space: &OfferedNamespace| {
             (plan.target.path().is_some() || is_place(space) || has_its_uuid(space))
-                && space.device.target.is(&plan.target)
+                && is_target(&space.device.target, &plan.target)
         };
         if spaces().any(is_named) {
             return refused("change read_only, relocate or as_member", "it is served with the other setting");

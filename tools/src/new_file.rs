@@ -7,10 +7,11 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use sealblock_stack::{Cause, StackError};
 
 /// How often another name is tried for the file beside.
@@ -76,6 +77,36 @@ impl Drop for NewFile {
         if let Some(draft) = &self.draft {
             let _ = fs::remove_file(draft);
         }
+    }
+}
+
+/// A new file that has no name until it is complete: if it is interrupted, the system takes all of it back.
+pub struct UnnamedFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl UnnamedFile {
+    /// Begins a file that is to be at `path`, where nothing is yet. `None` if the file system cannot, as NFS.
+    pub fn begin(path: &Path) -> Option<UnnamedFile> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = rustix::fs::open(folder_of(path), flags, Mode::RUSR | Mode::WUSR).ok()?;
+        let new = UnnamedFile { file: File::from(file), path: path.to_owned() };
+        new.present_path().exists().then_some(new)
+    }
+
+    /// A path by which this process can open it now.
+    pub fn present_path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+
+    /// Gives it its name, durably. Its content must be durable by then.
+    ///
+    /// # Errors
+    /// When that failed, as where something has the name by now: that is left as it is.
+    pub fn complete(self) -> io::Result<()> {
+        rustix::fs::linkat(CWD, self.present_path(), CWD, &self.path, AtFlags::SYMLINK_FOLLOW)?;
+        sync_folder(&self.path)
     }
 }
 

@@ -117,11 +117,13 @@ async fn reattach_loop<C: Clock>(mirror: &Mirror<C>) {
 }
 
 impl<C: Clock> Mirror<C> {
-    /// Detaches the device of a replica that is lost while no request is sent to it, as if a request had failed now.
+    /// Detaches the device of a replica that is lost, or was put back to an earlier state, while no request is sent to
+    /// it, as if a request had failed now.
     pub(crate) fn detach_lost(&self, replica: &Replica) {
-        if let Some(reason) = replica.loss() {
+        if let Some(reason) = replica.loss().or_else(|| self.why_outdated(replica)) {
             self.fail_replica(replica, &reason);
         }
+        self.found_freshness.set(self.read_freshness());
     }
 
     /// Resyncs a replica that has returned.

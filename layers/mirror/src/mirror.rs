@@ -32,6 +32,8 @@ pub struct Mirror<C> {
     pub(crate) clock: C,
     pub(crate) geometry: Geometry,
     pub(crate) abilities: Abilities,
+    /// What the background work has found of [`Mirror::read_freshness`].
+    pub(crate) found_freshness: Cell<Freshness>,
     pub(crate) map: RegionMap,
     pub(crate) uuid: [u8; 16],
     pub(crate) name: Option<MirrorName>,
@@ -242,6 +244,7 @@ impl<C: Clock> Mirror<C> {
             clock,
             geometry,
             abilities: Abilities { freshness, ..abilities },
+            found_freshness: Cell::default(),
             map,
             uuid,
             name,
@@ -444,6 +447,22 @@ impl<C: Clock> Mirror<C> {
         if replica.attach_count() == attach_count {
             self.fail_replica(replica, reason);
         }
+    }
+
+    /// The freshness of the replicas that reads may go to: a device may find out while it is in use that it was put back.
+    pub(crate) fn read_freshness(&self) -> Freshness {
+        let replicas = self.replicas.borrow();
+        let readable = replicas.iter().filter(|replica| replica.is_readable());
+        readable.fold(Freshness::Current, |all, replica| all.and(replica.freshness()))
+    }
+
+    /// Why a replica lacks its last writes, if its device found that out since it was attached and another replica has
+    /// these writes. It is attached again as one that lacks everything.
+    pub(crate) fn why_outdated(&self, replica: &Replica) -> Option<String> {
+        let why = replica.freshness().why_older().filter(|_| !self.is_read_only && replica.is_readable())?;
+        let is_other = |other: &Rc<Replica>| other.is_readable() && !other.may_be_older();
+        let has_other = self.replicas.borrow().iter().any(is_other);
+        has_other.then(|| ErrorKind::MayBeOlder(why).to_string())
     }
 
     /// Detaches a replica's device and marks the replica out of sync in all dirty regions. The labels must record it

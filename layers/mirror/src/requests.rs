@@ -118,7 +118,9 @@ impl<C: Clock> Device for Mirror<C> {
     }
 
     fn abilities(&self) -> Abilities {
-        self.abilities
+        // Each request asks for this, so a mirror that serves many keeps what its background work has found.
+        let found = if self.is_read_only { self.read_freshness() } else { self.found_freshness.get() };
+        Abilities { freshness: self.abilities.freshness.and(found), ..self.abilities }
     }
 
     async fn execute(&self, request: Request) -> Outcome {

@@ -249,6 +249,25 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(ChangeGuard { changes: &self.changes, state: &self.state, ended: &self.commits.wanted })
     }
 
+    /// The same for a change of blocks, which a volume that was put back to an earlier state does not accept.
+    pub(crate) async fn begin_block_change(&self) -> Result<ChangeGuard<'_>, Error> {
+        let change = self.begin_change()?;
+        self.refuse_if_put_back().await?;
+        Ok(change)
+    }
+
+    /// Refuses a change of blocks if pages of the block map were found that are newer than the log and the superblocks.
+    /// The next superblock records it, so that later opens are refused and their reads report it, whatever they read.
+    pub(crate) async fn refuse_if_put_back(&self) -> Result<(), Error> {
+        if !self.block_map.has_newer_pages() {
+            return Ok(());
+        }
+        if !self.superblock.get().is_put_back && !self.has_failed() {
+            Box::pin(self.change_superblock(|before| before)).await?;
+        }
+        Err(ErrorKind::MayBeOlder(WhyOlder::RolledBack).into())
+    }
+
     /// True if nothing is left to do before the close: from here on nothing changes, and flushes complete at once.
     pub(crate) fn is_quiesced(&self) -> bool {
         let is_idle = self.changes.get() == 0 && !self.commits.is_due() && !self.allocator.has_work();

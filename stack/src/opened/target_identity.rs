@@ -294,11 +294,6 @@ impl TargetLabel {
         self.lock().name.clone_from(target);
     }
 
-    /// True if this is the name now.
-    pub fn is(&self, target: &TargetName) -> bool {
-        self.lock().name == *target
-    }
-
     /// Has these be the members from now on. What it was made of before is still understood.
     pub fn set_members(&self, kind: GroupKind, members: Vec<(String, TargetIdentity)>) {
         let mut known = self.lock();
@@ -446,9 +441,9 @@ mod tests {
         let [old, new] = ["mirror:a,b", "mirror:a,c"].map(|text| text.parse::<TargetName>().unwrap());
         let label = TargetLabel::of(&old);
         let elsewhere = label.clone();
-        assert!(elsewhere.is(&old));
+        assert_eq!(elsewhere.now(), old);
         label.set(&new);
-        assert_eq!((elsewhere.to_string().as_str(), elsewhere.is(&old)), ("mirror:a,c", false));
+        assert_eq!((elsewhere.to_string().as_str(), elsewhere.now()), ("mirror:a,c", new));
     }
 
     #[test]

@@ -64,6 +64,8 @@ const AT_START: &[(u64, &[u8], &str)] = &[
     (32_758, b"SWAPSPACE2", "swap space"),
     (65_526, b"SWAPSPACE2", "swap space"),
     (0, b"dmvdo001", "a VDO volume"),
+    (0, b"verity\0\0\x01", "a dm-verity hash tree"),
+    (32, b"ORCLDISK", "an Oracle ASM disk"),
     (516, b"!Stra0tis\x86\xff\x02", "a member of a Stratis pool"),
     (32_768, b"JFS1", "a JFS file system"),
     (65_588, b"ReIsEr", "a ReiserFS file system"),
@@ -95,6 +97,14 @@ const AT_END: &[(u64, &[u8], &str)] = &[
     (1024, b"Intel Raid ISM Cfg Sig. ", "a member of an Intel RAID array"),
     (1024, b"NVIDIA  ", "a member of an NVIDIA RAID array"),
 ];
+
+/// Numbers of DRBD in its metadata, which has the last whole page of a device: of versions 8 and 8.4 and of version 9.
+const DRBD: [[u8; 4]; 3] = [[0x83, 0x74, 0x02, 0x6b], [0x83, 0x74, 0x02, 0x6c], [0x83, 0x74, 0x02, 0x6d]];
+/// Where they are in that page.
+const DRBD_MAGIC_AT: u64 = 60;
+/// Where Minix has its superblock, and the bytes of one.
+const MINIX_AT: u64 = 1024;
+const MINIX_BYTES: usize = 32;
 
 /// Backups near the start, for sectors of 512 bytes.
 const BACKUPS_AT_START: &[(u64, &[u8], &str)] = &[
@@ -194,10 +204,15 @@ fn first(seen: &Seen) -> Option<(&'static str, u64)> {
     if seen.bytes(0, 512).is_some_and(is_mbr) {
         return Some(("an MBR partition table", 510));
     }
+    if seen.bytes(MINIX_AT, MINIX_BYTES).is_some_and(is_minix) {
+        return Some(("a Minix file system", MINIX_AT));
+    }
     let md_090 = (seen.len_bytes() & !0xffff).checked_sub(64 << 10);
     let md_1 = seen.len_bytes().checked_sub(8 << 10).map(|at| at & !0xfff);
     let md = [md_090, md_1].into_iter().flatten().find(|at| seen.has(*at, &MD)).map(|at| (MD_MEMBER, at));
-    md.or_else(|| from_end(seen, AT_END))
+    let page = (seen.len_bytes() & !0xfff).checked_sub(4096).map(|page| page + DRBD_MAGIC_AT);
+    let drbd = page.filter(|at| DRBD.iter().any(|magic| seen.has(*at, magic))).map(|at| ("a DRBD device", at));
+    md.or(drbd).or_else(|| from_end(seen, AT_END))
 }
 
 /// A backup at the start or at the end.
@@ -221,6 +236,23 @@ fn is_mbr(sector: &[u8]) -> bool {
     let entries = || table.chunks_exact(16);
     entries().all(|entry| matches!(entry[0], 0 | 0x80))
         && entries().any(|entry| entry[4] != 0 && entry[12..16] != [0; 4])
+}
+
+/// A superblock of Minix, in little-endian order: with a number of two bytes, which is not much, and maps of inodes and zones of a size
+/// that can be.
+fn is_minix(superblock: &[u8]) -> bool {
+    let word = |at: usize| u16::from_le_bytes([superblock[at], superblock[at + 1]]);
+    // Versions 1 and 2, each with names of 14 or 30 characters; version 3.
+    let maps_at = match (word(16), word(24)) {
+        (0x137f | 0x138f | 0x2468 | 0x2478, _) => 4,
+        (_, 0x4d5a) => 6,
+        _ => return false,
+    };
+    let [inode_blocks, zone_blocks, first_zone, zone_shift] = [0, 2, 4, 6].map(|at| word(maps_at + at));
+    inode_blocks > 0
+        && zone_blocks > 0
+        && zone_shift == 0
+        && u32::from(first_zone) > u32::from(inode_blocks) + u32::from(zone_blocks)
 }
 
 /// The known content of a device.
@@ -356,6 +388,30 @@ mod tests {
         assert_eq!(of(&features(4, 0x2c2)), Some("an ext4 file system"));
         let ext2 = found(&[(MAGIC_AT, &backups::EXT_MAGIC), (LENGTH - 512, b"EFI PART")]);
         assert_eq!(ext2, Some("an ext2 file system"));
+    }
+
+    #[test]
+    fn drbd_has_the_last_whole_page() {
+        for magic in DRBD {
+            assert_eq!(found(&[(LENGTH - 4096 + 60, &magic)]), Some("a DRBD device"));
+            assert_eq!(found(&[(LENGTH - 4096 + 56, &magic)]), None);
+            assert_eq!(found(&[(LENGTH - 8192 + 60, &magic)]), None);
+        }
+    }
+
+    /// As mkfs.minix of util-linux makes them on 1 MiB: what follows the number of inodes.
+    #[test]
+    fn minix_is_known_by_its_number_and_its_maps() {
+        let words = |words: &[u16]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        for magic in [0x137f, 0x138f, 0x2468, 0x2478] {
+            let superblock = |first| words(&[352, 1024, 1, 1, first, 0, 0, 0x1008, magic, 1]);
+            assert_eq!(found(&[(1024, &superblock(15))]), Some("a Minix file system"), "{magic:x}");
+            assert_eq!(found(&[(1024, &superblock(2))]), None, "{magic:x}: that is no place for zones");
+            assert_eq!(found(&[(1024, &words(&[0, 0, 0, 0, 0, 0, 0, 0, magic]))]), None, "{magic:x}");
+        }
+        let third = words(&[352, 0, 0, 1, 1, 26, 0, 0, 0xffff, 0x7fff, 1024, 0, 0x4d5a, 0, 1024]);
+        assert_eq!(found(&[(1024, &third)]), Some("a Minix file system"));
+        assert_eq!(found(&[(1024, &third[..24])]), None);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::cli::{Create, Guard};
 use crate::exit::Exit;
-use crate::new_file::check_new;
+use crate::new_file::{UnnamedFile, check_new};
 use crate::report::{print_json, say};
 
 /// The answer of `create`.
@@ -62,9 +62,16 @@ pub fn run(arguments: &Create) -> Result<Exit, StackError> {
     Ok(Exit::Clean)
 }
 
-/// Makes a volume at `path`; a file that was not there before is taken away again if that fails.
+/// Makes a volume at `path`; a file that was not there before is taken away again if that fails, or if this process is
+/// killed where the file system has files without names.
 pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), StackError> {
     let fresh = !path.exists();
+    if let Some(new) = check_new(path).ok().filter(|()| fresh).and_then(|()| UnnamedFile::begin(path)) {
+        let present = new.present_path();
+        let made = on_reactor(async { fill(&open(&present, false, true).await?, options).await });
+        let named = made.and_then(|()| new.complete().map_err(|error| StackError::at_path("create", &error, path)));
+        return named.map_err(|failure| failure.on(path.display()));
+    }
     let made = on_reactor(async {
         let medium = open(path, fresh, force).await?;
         let made = fill(&medium, options).await;
@@ -152,7 +159,9 @@ async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, Stack
     }
     let there = match inspect(&medium).await? {
         FileKind::Volume => "it is already a protected volume".to_owned(),
-        FileKind::Remains(parts) => format!("it has the remains of a protected volume: {parts}"),
+        FileKind::Remains(parts) => {
+            format!("it has the remains of a protected volume, or what a killed `create` left: {parts}")
+        }
         FileKind::Raw => match what_is_there(&medium).await? {
             Some(there) => there,
             None => return Ok(medium),

@@ -1,5 +1,6 @@
 //! Findings are printed while the work goes on; after Ctrl-C the rest and where to resume.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -318,4 +319,39 @@ fn waiting_for_a_scrub_tells_what_it_meets() {
     let answer = crate::common::answer_of(child);
     answer.ends_with(1).says(&["v: paused"]);
     server.stop().is_clean();
+}
+
+/// The file systems of tests have files without names.
+#[test]
+fn a_create_that_is_killed_leaves_nothing_or_a_volume() {
+    let place = Place::new();
+    let path = place.path("v");
+    place.run("create v --size 1MiB").succeeds();
+    std::fs::remove_file(&path).unwrap();
+    let names =
+        || std::fs::read_dir(place.path(".")).unwrap().map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>();
+    let before = names();
+    for delay_ms in [0, 0, 0, 0, 1, 2, 4, 8] {
+        let mut child = place.start("create v --size 64MiB --preallocate");
+        while !path.exists() && child.try_wait().unwrap().is_none() {
+            std::hint::spin_loop();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(delay_ms));
+        let _ = child.kill();
+        child.wait().unwrap();
+        if path.exists() {
+            place.run("verify v").succeeds();
+            std::fs::remove_file(&path).unwrap();
+        }
+        let mut child = place.start("create v --size 64MiB --preallocate");
+        std::thread::sleep(std::time::Duration::from_millis(delay_ms));
+        let _ = child.kill();
+        child.wait().unwrap();
+        match path.exists() {
+            true => place.run("verify v").succeeds(),
+            false => place.run("create v --size 64MiB").succeeds(),
+        };
+        std::fs::remove_file(&path).unwrap();
+    }
+    assert_eq!(names(), before, "nothing is left beside it");
 }

@@ -366,7 +366,7 @@ fn blocks_that_a_host_made_unreadable_are_told_from_damage_everywhere() {
         host.close(made.map(drop).map_err(|error| device_error("write", &error))).await
     })
     .unwrap();
-    let server = Server::start(&place, "v --log info");
+    let server = Server::start(&place, "v --log info --nbd 127.0.0.1:0");
     const MADE: &str = "4 blocks made unreadable by hosts (Write Uncorrectable): no damage";
     place.run("status v").succeeds().says(&[MADE, "no damage is known"]);
     place.run("scrub start v --wait").ends_with(1).says(&[
@@ -378,6 +378,11 @@ fn blocks_that_a_host_made_unreadable_are_told_from_damage_everywhere() {
     let told = place.run(&format!("copy {} -", server.target("v"))).ends_with(3).stderr.clone();
     assert!(told.contains("block 9"), "{told}");
     place.run(&format!("copy offset:20..23,{} -", server.target("v"))).ends_with(3);
+    let told = place.run(&format!("verify {}", server.target("v"))).ends_with(1).stderr.clone();
+    assert!(told.contains("4 of 5 bad blocks made unreadable by hosts"), "{told}");
+    let over_nbd = format!("nbd://{}/v", server.ready["nbd"]["listeners"][0].as_str().unwrap());
+    let told = place.run(&format!("verify {over_nbd}")).ends_with(1).stderr.clone();
+    assert!(told.contains(&format!("{over_nbd}: unknown whether hosts made unreadable blocks so")), "{told}");
     let ended = server.stop();
     let warned = ended.is_clean().told_of("damage found");
     assert!(warned.iter().all(|line| line["blocks"] == "9"), "{warned:?}");

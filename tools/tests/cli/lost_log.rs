@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::key::objectid;
+use sealblock_media_volume::format::{SUPERBLOCK_OFFSETS, Superblock};
 use sealblock_proofs_btrfs_images::handmade::{Handmade, Storage};
 
 use crate::common::server::{Nbd, Server};
@@ -192,6 +193,69 @@ fn superblocks_and_log_that_were_put_back_together_are_told_like_a_lost_log() {
     let server = Server::start(&place, "v --accept-older");
     place.run("status").ends_with(4).says(&[OLDER]);
     server.stop().is_clean();
+}
+
+/// Puts everything of a volume back that shows at its opening how old it is: only its block map and data stay.
+fn put_back_but_the_map(place: &Place, name: &str, of: &[u8]) {
+    let layout = Superblock::decode(of).unwrap().layout;
+    let sector = u64::from(layout.sector_bytes());
+    let superblocks = SUPERBLOCK_OFFSETS.into_iter().chain([layout.third_offset()]);
+    let parts = superblocks.chain(layout.high_water_offsets()).map(|at| (at, sector));
+    for (at, length) in parts.chain([(layout.log_offset(), layout.log_bytes())]) {
+        place.poke(name, at, &of[at as usize..][..length as usize]);
+    }
+}
+
+#[test]
+fn a_command_that_finds_the_block_map_ahead_of_the_rest_changes_no_block_and_fails() {
+    let place = Place::new();
+    place.run("create v --size 2MiB").succeeds();
+    let write = |seed| {
+        place.write("piece", &noise(seed, 16 * BLOCK));
+        place.run("copy piece offset:100..115,v").succeeds();
+    };
+    write(5);
+    let yesterday = place.read("v");
+    write(6);
+    put_back_but_the_map(&place, "v", &yesterday);
+    let spliced = place.read("v");
+    place.run("copy v before").ends_with(4);
+    for command in ["zero v --range 100", "discard v --range 100", "zero v --yes", "copy piece v --force"] {
+        place.write("v", &spliced);
+        for _ in 0..2 {
+            place.run(command).fails(3, &["put back to an earlier state"]);
+        }
+        place.run("copy v after").ends_with(4);
+        assert!(place.read("after") == place.read("before"), "{command}");
+        // Whatever is read.
+        place.run("copy offset:400..415,v -").ends_with(4);
+    }
+    place.write("v", &spliced);
+    let server = Server::start(&place, "v");
+    place.run(&format!("zero {} --range 100", server.target("v"))).fails(3, &["cannot zero"]);
+    place.run("status v").ends_with(4).says(&[OLDER]);
+    server.stop().is_clean();
+    place.run("serve --listen 127.0.0.1:0 v").fails(3, &["put back to an earlier state"]);
+}
+
+#[test]
+fn a_replica_whose_block_map_is_ahead_of_the_rest_gets_the_content_of_the_other() {
+    let place = Place::new();
+    let data = filled(&place, 512);
+    let yesterday = place.read("b");
+    let server = Server::start(&place, "mirror:a,b");
+    place.write("piece", &noise(5, 16 * BLOCK));
+    place.run(&format!("copy piece offset:100..115,{}", server.target("mirror"))).succeeds();
+    server.stop().is_clean();
+    let data = [&data[..100 * BLOCK], &noise(5, 16 * BLOCK), &data[116 * BLOCK..]].concat();
+    put_back_but_the_map(&place, "b", &yesterday);
+    let server = Server::start(&place, "mirror:a,b");
+    place.run(&format!("zero {} --range 511", server.target("mirror"))).succeeds();
+    until_in_sync(&place, "a,b");
+    server.stop().is_clean();
+    place.run("verify mirror:a,b").succeeds();
+    place.run("copy b alone").succeeds();
+    assert!(place.read("alone")[..511 * BLOCK] == data[..511 * BLOCK], "it was resynced");
 }
 
 #[test]

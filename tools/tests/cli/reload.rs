@@ -337,3 +337,36 @@ fn the_name_of_an_export_is_given_to_no_other_device_while_a_client_uses_it() {
     client.disconnect();
     server.stop().is_clean();
 }
+
+#[test]
+fn a_file_stays_open_by_each_of_its_names_and_a_name_of_another_file_is_another_device() {
+    let place = Place::new();
+    for name in ["v", "w"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    std::fs::hard_link(place.path("v"), place.path("hard")).unwrap();
+    std::os::unix::fs::symlink("v", place.path("soft")).unwrap();
+    place.write("sealblock.toml", subsystem("a", "", "v").as_bytes());
+    let mut server = Server::start_at(&place, "--listen 127.0.0.1:0");
+    // A client that stays connected.
+    let mut host = place.start(&format!("verify {} --rate 64KiB/s", server.target("a")));
+    let is_connected = |place: &Place| {
+        let status = place.run(&format!("status {} --json", server.pid())).json();
+        !status["servers"][0]["clients"].as_array().unwrap().is_empty()
+    };
+    (0..1000).find(|_| is_connected(&place)).expect("the host connects");
+    for name in ["./v", "file:v", "hard", "soft"] {
+        assert_eq!(reload(&place, &mut server, &subsystem("a", "", name))["event"], "reloaded", "{name}");
+    }
+    std::fs::remove_file(place.path("soft")).unwrap();
+    std::os::unix::fs::symlink("w", place.path("soft")).unwrap();
+    let event = reload(&place, &mut server, &subsystem("a", "", "soft"));
+    assert!(event["reason"].as_str().unwrap().contains("is another device for the host"), "{event}");
+    host.kill().unwrap();
+    host.wait().unwrap();
+    let is_reloaded = |_: &i32| reload(&place, &mut server, &subsystem("a", "", "soft"))["event"] == "reloaded";
+    (0..1000).find(is_reloaded).expect("no host uses it");
+    place.run("verify v").succeeds();
+    place.run("verify w").fails(3, &["in use"]);
+    server.stop().is_clean();
+}

@@ -13,8 +13,8 @@ use std::rc::Rc;
 use futures_util::future::{LocalBoxFuture, join_all, join3};
 use sealblock_block::{
     BadBlock, BadBlockCause, BlockState, Checksum, Coverage, Device, Durability, DynDevice, Error, ErrorKind,
-    Expectations, MemberPath, Outcome, Request, RequestKind, Response, StatusRun, StatusRuns, Tally, Unchecked,
-    VerifyStats,
+    Expectations, Freshness, MemberPath, Outcome, Request, RequestKind, Response, StatusRun, StatusRuns, Tally,
+    Unchecked, VerifyStats,
 };
 use sealblock_integrity::{ChecksumKind, Sealed};
 use sealblock_units::{BlockCount, Extent, Lba};
@@ -198,7 +198,12 @@ impl Replica {
 
     /// True if its device may lack its last writes, and still has to report it: any change of a block ends that.
     pub fn may_be_older(&self) -> bool {
-        self.device.borrow().as_ref().is_some_and(|device| !device.abilities().freshness.is_current())
+        !self.freshness().is_current()
+    }
+
+    /// The freshness of its device; current if there is none.
+    pub fn freshness(&self) -> Freshness {
+        self.device.borrow().as_ref().map_or(Freshness::Current, |device| device.abilities().freshness)
     }
 
     /// A number that differs before and after the device is attached or detached.

@@ -71,6 +71,31 @@ fn a_replica_that_may_be_older_is_neither_authority_nor_source_and_lacks_everyth
     }
 }
 
+/// A volume may find out while it is in use that it was put back: by a page of its block map that it reads.
+#[test]
+fn a_replica_that_turns_out_to_be_older_is_no_source_any_more_or_the_mirror_reports_it() {
+    let (a, b, mirror) = pair(None);
+    run(&*mirror, write_of(&*mirror, extent(0, BLOCKS), 2)).unwrap();
+    mirror.close().now_or_never().unwrap().unwrap();
+    let reader = try_open(&[&a, &b], true).unwrap();
+    let mirror = opened(&[&a, &b]);
+    assert_eq!(reader.abilities().freshness, Freshness::Current);
+    b.freshness.set(LOST);
+    assert_eq!(reader.abilities().freshness, LOST, "a read may have been answered by it");
+    let replicas = mirror.replicas.borrow().clone();
+    replicas.iter().for_each(|replica| mirror.detach_lost(replica));
+    assert_eq!((state_of(&mirror, "a").0, state_of(&mirror, "b").0), (ReplicaState::InSync, ReplicaState::OutOfSync));
+    assert_eq!(mirror.abilities().freshness, Freshness::Current);
+    run(&*b.memory, write_of(&*b.memory, extent(0, BLOCKS), 1)).unwrap();
+    reads_only(&mirror, 2);
+    mirror.reattach(&replicas[1], DynDevice::new("b", b.clone())).now_or_never().unwrap().unwrap();
+    assert_eq!(state_of(&mirror, "b").1, BLOCKS << 12, "it lacks everything");
+    // Where no other one has the content, it stays.
+    a.freshness.set(LOST);
+    mirror.detach_lost(&replicas[0]);
+    assert_eq!((state_of(&mirror, "a").0, mirror.abilities().freshness), (ReplicaState::InSync, LOST));
+}
+
 #[test]
 fn once_it_is_recorded_the_device_need_not_tell_it_any_more() {
     let (a, b) = good_and_older();

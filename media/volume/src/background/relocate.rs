@@ -67,7 +67,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Relocates one extent of a block group.
     async fn relocate(&self, group: u64, extent: u32, idle_period: &IdlePeriod<'_>) -> Result<RelocateStep, Error> {
-        let _change = self.begin_change()?;
+        let _change = self.begin_block_change().await?;
         self.prepare_notes(group).await?;
         let place = self.extent_of(group, extent);
         let (blocks, _reading) = loop {

@@ -34,7 +34,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.allocator.touched.wait_until(|| self.allocator.changed.get()).await;
             let idle_period = self.upkeep.idle_period();
             self.clock.sleep(self.upkeep.idle_after).await;
-            if self.state.get() != VolumeState::Open {
+            if self.state.get() != VolumeState::Open || self.block_map.has_newer_pages() {
                 return pending().await;
             }
             if !idle_period.lasts() {

@@ -170,6 +170,10 @@ async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &Resize
             at += u64::from(run.blocks.get());
         }
     }
+    if volume.block_map.has_newer_pages() {
+        // The close records it.
+        return Err(VolumeError::NewerPages.into());
+    }
     first.map_or(Ok(()), |first| Err(ResizeError::InUse { blocks, first }))
 }
 

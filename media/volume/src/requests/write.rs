@@ -57,7 +57,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Writes blocks to free physical blocks and puts their map entries into the memtable.
     pub(crate) async fn store(&self, extent: Extent, data: &WriteData) -> Result<(), Error> {
-        let _change = self.begin_change()?;
+        let _change = self.begin_block_change().await?;
         let mut from = 0;
         for (group, piece) in self.layout.group_pieces(extent) {
             if piece == extent {
@@ -154,6 +154,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn allocate(&self, group: u64, extent: Extent) -> Result<Allocation<'_>, Error> {
         if !self.allocator.is_loaded(group) {
             Box::pin(self.load_group(group)).await?;
+            self.refuse_if_put_back().await?;
         }
         if self.notes.are_open() {
             Box::pin(self.prepare_notes(group)).await?;
@@ -320,7 +321,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     ///
     /// It works page by page, so that a long extent does not keep many pages in memory or occupy the core for long.
     async fn mark(&self, extent: Extent, kind: MapEntryKind) -> Result<(), Error> {
-        let _change = self.begin_change()?;
+        let _change = self.begin_block_change().await?;
         for (group, in_group) in self.layout.group_pieces(extent) {
             if kind == MapEntryKind::Deallocated && self.is_group_unwritten(group, in_group) {
                 self.leave_turn(1).await;
@@ -340,10 +341,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let page = self.block_map.page(&self.medium, number).await?;
             Ok::<_, Error>(self.runs_unlike(number, &page, piece, kind))
         };
-        if unlike().await?.is_empty() {
+        let is_unlike = !unlike().await?.is_empty();
+        if is_unlike {
+            self.load_group(group).await?;
+        }
+        self.refuse_if_put_back().await?;
+        if !is_unlike {
             return Ok(());
         }
-        self.load_group(group).await?;
         self.prepare_notes(group).await?;
         self.wait_for_room().await?;
         // Blocks may have changed meanwhile.

@@ -2,14 +2,14 @@
 //! at the open, and no crash is mistaken for it.
 
 use futures_executor::block_on;
-use sealblock_block::{Device, Freshness, Request, ReservedArea, Response, WhyOlder};
+use sealblock_block::{Device, Durability, Error, ErrorKind, Freshness, Request, ReservedArea, Response, WhyOlder};
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_runtime_memory::Slice;
-use sealblock_units::{BlockSize, Lba};
+use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestClock, TestMedium, created, freshness, opened, pattern, protection};
 use crate::format::{BITMAP_PAGE_BYTES, Layout, SUPERBLOCK_OFFSETS, Superblock};
-use crate::{Mutation, ResizeOptions, VolumeError, probe, resize};
+use crate::{Mutation, ResizeError, ResizeOptions, VolumeError, probe, resize};
 
 const SIZE: BlockSize = BlockSize::B4096;
 const BLOCKS: u64 = 700;
@@ -289,8 +289,21 @@ fn written(medium: &TestMedium, at: &[u64], closes: bool) {
     }
 }
 
+/// Changes of the first blocks of a volume, by every request that makes one.
+fn changes(rig: &Rig) -> Vec<(&'static str, Result<(), Error>)> {
+    let extent = Extent::from_raw(0, 64).unwrap();
+    let run = |request: Request| rig.run(rig.gate.execute(request)).map(drop);
+    vec![
+        ("write", rig.write(0, &content(8))),
+        ("write zeroes", run(Request::write_zeroes(extent, false, Durability::Volatile))),
+        ("deallocate", run(Request::write_zeroes(extent, true, Durability::Volatile))),
+        ("discard", run(Request::discard([extent]))),
+        ("make unreadable", run(Request::write_uncorrectable(extent, Durability::Volatile))),
+    ]
+}
+
 #[test]
-fn a_page_ahead_of_the_log_is_remembered_when_the_log_has_passed_it() {
+fn a_page_ahead_of_the_log_refuses_the_first_change_and_is_remembered() {
     for closes in [true, false] {
         let medium = volume();
         used(&medium, 1);
@@ -298,12 +311,17 @@ fn a_page_ahead_of_the_log_is_remembered_when_the_log_has_passed_it() {
         written(&medium, &[500], true);
         put_back_but_a_page(&medium, &yesterday, Lba::new(500));
         assert_eq!(freshness(&opened(&medium, true, false).unwrap()), Freshness::Current, "the opening reads no page");
+        let rig = Rig::open(&medium, false).unwrap();
+        for (change, made) in changes(&rig) {
+            let refused = made.expect_err(change);
+            assert!(matches!(refused.kind(), ErrorKind::MayBeOlder(WhyOlder::RolledBack)), "{change}: {refused}");
+        }
+        rig.flush().unwrap();
+        assert!(rig.read(0, 64).unwrap() == content(1), "nothing is changed");
+        if closes {
+            rig.close();
+        }
         for _ in 0..3 {
-            let refused = Rig::open(&medium.copy(), false).err();
-            assert!(matches!(refused, None | Some(VolumeError::NewerPages)), "{refused:?}");
-            if refused.is_none() {
-                written(&medium, &[0, 64, 0], closes);
-            }
             for read_only in [true, false] {
                 let refused = opened(&medium.copy(), read_only, false).err();
                 assert!(matches!(refused, Some(VolumeError::NewerPages)), "closed {closes}: {refused:?}");
@@ -336,7 +354,39 @@ fn a_page_ahead_of_the_log_is_found_with_the_first_write_to_its_block_group_in_t
     let yesterday = medium.copy();
     written(&medium, &[BLOCKS + 500], true);
     put_back_but_a_page(&medium, &yesterday, Lba::new(BLOCKS + 500));
-    written(&medium, &[0, 64, 128, BLOCKS], true);
+    let rig = Rig::open(&medium, false).unwrap();
+    for at in [0, 64, 128] {
+        rig.write(at, &content(8)).unwrap();
+        rig.flush().unwrap();
+        rig.wait(std::time::Duration::from_secs(5));
+    }
+    for at in [BLOCKS, 192] {
+        let refused = rig.write(at, &content(8)).unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::MayBeOlder(WhyOlder::RolledBack)), "{refused}");
+    }
+    rig.flush().unwrap();
+    rig.close();
+    assert!(matches!(opened(&medium, true, false).err(), Some(VolumeError::NewerPages)));
+}
+
+/// What shrinking reads may show it, and growing reads nothing.
+#[test]
+fn a_volume_with_a_page_ahead_of_the_log_does_not_shrink_and_growing_hides_nothing() {
+    let medium = volume();
+    let size = |capacity_blocks| ResizeOptions { capacity_blocks, bars: |_| None, mutation: Mutation::None };
+    used(&medium, 1);
+    let yesterday = medium.copy();
+    written(&medium, &[500], true);
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.run(rig.gate.execute(Request::discard([Extent::from_raw(500, 64).unwrap()]))).unwrap();
+    rig.close();
+    put_back_but_a_page(&medium, &yesterday, Lba::new(500));
+    let grown = medium.copy();
+    block_on(resize(&&grown, TestClock::default(), &size(2 * BLOCKS))).unwrap();
+    let rig = Rig::open(&grown, false).unwrap();
+    assert!(matches!(rig.write(0, &content(8)).unwrap_err().kind(), ErrorKind::MayBeOlder(WhyOlder::RolledBack)));
+    let refused = block_on(resize(&&medium, TestClock::default(), &size(490))).unwrap_err();
+    assert!(matches!(refused, ResizeError::Volume(VolumeError::NewerPages)), "{refused}");
     assert!(matches!(opened(&medium, true, false).err(), Some(VolumeError::NewerPages)));
 }
 

@@ -62,6 +62,8 @@ async fn verify(order: VerifyRequest<'_>, file: Option<ResumeFile>, show: Show) 
         let session = file.map(|file| Session::begin(file, order, opened, span)).transpose()?;
         let report = async {
             prepare(arguments, opened, show).await?;
+            // What servers know of blocks that hosts made unreadable: a read only shows that they are.
+            opened.learn_damage().await;
             check(order, opened, span, session.as_ref(), show).await
         };
         let report = report.await;
@@ -133,12 +135,16 @@ fn report_opening(arguments: &Verify, opened: &OpenTarget) -> Vec<String> {
 
 /// Says which of the bad blocks hosts have made unreadable: these are no damage, and no other copy has their data.
 fn note_made(report: &VerifyReport, opened: &OpenTarget) {
-    if report.errors.is_empty() {
+    let is_unreadable = |error: &&BlockError| error.field == BadBlockCause::Media;
+    if !report.errors.iter().any(|error| is_unreadable(&error)) {
         return;
+    }
+    for (device, why) in opened.info.damage.not_asked() {
+        note(&format_args!("{device}: unknown whether hosts made unreadable blocks so (Write Uncorrectable): {why}"));
     }
     let (mut runs, _) = opened.info.damage.summary();
     runs.retain(|run| run.is_made);
-    let is_made = |error: &&BlockError| error.field == BadBlockCause::Media && has_block(&runs, error.lba);
+    let is_made = |error: &&BlockError| is_unreadable(error) && has_block(&runs, error.lba);
     let made = report.errors.iter().filter(is_made).count();
     if made > 0 {
         note(&format_args!(
