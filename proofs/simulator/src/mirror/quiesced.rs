@@ -28,7 +28,7 @@ pub(super) async fn quiesce(running: &RunningMirror) -> Result<(), Stop> {
     for env in running.in_use() {
         env.held.set(false);
         match env.link.get() {
-            ReplicaLink::Hung => running.harness.break_link(&env, ReplicaLink::Gone),
+            ReplicaLink::Hung | ReplicaLink::Stuck => running.harness.break_link(&env, ReplicaLink::Gone),
             ReplicaLink::Full => running.harness.break_link(&env, ReplicaLink::Up),
             ReplicaLink::Up | ReplicaLink::Gone => {}
         }

@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 use sealblock_layers_mirror::label::assemble::AssembleError;
 use sealblock_layers_mirror::label::{Label, ReplicaState};
@@ -419,6 +420,13 @@ async fn under_load(running: &RunningMirror, workload: Workload, is_durable: boo
         return running.executor.halt();
     }
     let task = if early || running.random.chance(20) { task } else { Some(start()) };
+    if running.random.chance(25) {
+        let ending = running.clone();
+        drop(running.executor.spawn("end", async move {
+            ending.executor.delay(Duration::from_micros(ending.random.between(0, 300_000))).await;
+            ending.close_in_time().await;
+        }));
+    }
     for _ in 0..running.random.between(1, 2) {
         workload::drive(workload, &running.client, &running.executor, &running.random).await;
     }
