@@ -23,8 +23,7 @@ use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, now, shutdown_r
 use sealblock_scrub::Settings;
 use sealblock_stack::identity::new_uuid;
 use sealblock_stack::{
-    Access, Cause, CloseLimit, OpenTarget, ReadOnly, RemoteDevices, StackError, TargetLabel, Usage, namespace_behind,
-    open_for,
+    Access, Cause, CloseLimit, OpenTarget, ReadOnly, RemoteDevices, StackError, TargetLabel, Usage, open_for,
 };
 use sealblock_units::ByteCount;
 
@@ -321,9 +320,9 @@ async fn open_on_core(
         label,
         shared,
         content_uuid,
-        origin: namespace_behind(target, &info),
+        origin: info.namespace_behind(target),
         identity: new_uuid()?,
-        below: RemoteDevices::of(target, &info),
+        below: info.remote_devices(target),
         is_mirror: info.mirror.is_some(),
         gathers_changes: info.all().iter().any(|info| info.volume.is_some() || info.mirror.is_some()),
         local: CoreLocal::new(local),

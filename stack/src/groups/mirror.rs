@@ -16,7 +16,7 @@ use crate::failures::device_error;
 use crate::identity::new_uuid;
 use crate::opened::held::{Access, CloseHandle, Usage};
 use crate::opened::info::TargetInfo;
-use crate::opened::same_remote::{RemoteDevices, refuse_shared};
+use crate::opened::same_remote::refuse_shared;
 use crate::opened::target_identity::opening_order;
 use crate::opened::{OpenTarget, Opener};
 use crate::program::{ReactorClock, note};
@@ -59,7 +59,7 @@ fn of_replica(opened: OpenTarget, target: &TargetName) -> (OpenedReplica, Target
     let OpenTarget { device, info, held, .. } = opened;
     let (identity, files, damage) = (info.identity(target), info.open_files(), info.damage.clone());
     let (lost_metadata, connections) = (info.lost_metadata(), info.connections());
-    let remote = RemoteDevices::of(target, &info);
+    let remote = info.remote_devices(target);
     (OpenedReplica { device, identity, files, connections, remote, damage, lost_metadata, held }, info)
 }
 

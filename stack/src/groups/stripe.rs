@@ -12,7 +12,7 @@ use crate::opened::closing::CloseLimit;
 use crate::opened::damage_view::DamageView;
 use crate::opened::held::{Access, Usage, close_all};
 use crate::opened::info::TargetInfo;
-use crate::opened::same_remote::{RemoteDevices, refuse_shared};
+use crate::opened::same_remote::refuse_shared;
 use crate::opened::target_identity::opening_order;
 use crate::opened::{OpenTarget, Opener};
 use crate::target::{GroupKind, TargetName};
@@ -36,8 +36,7 @@ pub(crate) async fn open(
         held.extend(member.held);
     }
     let made = async {
-        let named =
-            members.iter().zip(&info).map(|(member, info)| (member.to_string(), RemoteDevices::of(member, info)));
+        let named = members.iter().zip(&info).map(|(member, info)| (member.to_string(), info.remote_devices(member)));
         refuse_shared("open", target, &named.collect::<Vec<_>>())?;
         let device = StripeLayer::new(devices, chunk.unwrap_or(CHUNK))
             .map_err(|error| StackError::new(Cause::Unsuitable, "open", error).on(target))?;

@@ -13,11 +13,13 @@ use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, NvmeTcpDevi
 use sealblock_media_volume::VolumeInfo as VolumeDescription;
 
 use crate::groups::replicas::OpenMirror;
+use crate::identity::namespace_identity;
 use crate::kernel::DeviceNumber;
 use crate::kernel::leaves::{Leaf, Storage, leaves_at, leaves_of_device};
 use crate::opened::connections::RemoteConnection;
 use crate::opened::damage_view::DamageView;
 use crate::opened::lost_metadata::LostMetadata;
+use crate::opened::same_remote::{RemoteDevices, is_whole_namespace};
 use crate::opened::target_identity::TargetIdentity;
 use crate::target::{GroupKind, TargetName};
 
@@ -133,6 +135,29 @@ impl TargetInfo {
     /// True if it is a group, however many members are online.
     pub fn is_group(&self) -> bool {
         self.inner.len() > 1 || self.paths.is_some() || self.mirror.is_some()
+    }
+
+    /// The devices at other servers that it lies on, as the target of this name.
+    pub fn remote_devices(&self, target: &TargetName) -> RemoteDevices {
+        let mut found = RemoteDevices::none_of(target);
+        self.collect_remote(&mut found);
+        found
+    }
+
+    fn collect_remote(&self, found: &mut RemoteDevices) {
+        if let Some(mirror) = &self.mirror {
+            return found.add_mirror(mirror.remote_devices());
+        }
+        self.remote.iter().for_each(|namespace| found.add_namespace(namespace));
+        self.export.iter().for_each(|export| found.add_export(export));
+        self.inner.iter().for_each(|inner| inner.collect_remote(found));
+    }
+
+    /// The identity of the namespace over NVMe/TCP that it is, block for block, as the target of this name.
+    pub fn namespace_behind(&self, target: &TargetName) -> Option<[u8; 16]> {
+        let all = self.all();
+        let remote = all.into_iter().find_map(|info| info.remote.as_ref()).filter(|_| is_whole_namespace(target));
+        remote.map(namespace_identity)
     }
 
     /// This and all devices under it.

@@ -14,7 +14,6 @@ use sealblock_media_nvme_tcp::{ConnectionInfo, MAX_IDENTITIES};
 
 use crate::error::{Cause, StackError};
 use crate::identity::{namespace_identity, namespace_text};
-use crate::opened::info::TargetInfo;
 use crate::range::BlockRange;
 use crate::target::{GroupKind, TargetName};
 
@@ -65,20 +64,21 @@ impl RemoteDevice {
 }
 
 impl RemoteDevices {
-    /// Those of an open target.
-    pub fn of(target: &TargetName, info: &TargetInfo) -> RemoteDevices {
-        let mut found = RemoteDevices { blocks: blocks_of(target), ..RemoteDevices::default() };
-        found.collect(info);
-        found
+    /// None yet, of a target of this name.
+    pub(crate) fn none_of(target: &TargetName) -> RemoteDevices {
+        RemoteDevices { blocks: blocks_of(target), ..RemoteDevices::default() }
     }
 
-    fn collect(&mut self, info: &TargetInfo) {
-        if let Some(mirror) = &info.mirror {
-            return self.mirrors.push(mirror.remote_devices());
-        }
-        self.opened.extend(info.remote.as_ref().map(RemoteDevice::namespace));
-        self.opened.extend(info.export.as_ref().map(RemoteDevice::export));
-        info.inner.iter().for_each(|inner| self.collect(inner));
+    pub(crate) fn add_namespace(&mut self, namespace: &ConnectionInfo) {
+        self.opened.push(RemoteDevice::namespace(namespace));
+    }
+
+    pub(crate) fn add_export(&mut self, export: &NbdConnectionInfo) {
+        self.opened.push(RemoteDevice::export(export));
+    }
+
+    pub(crate) fn add_mirror(&mut self, replicas: ReplicaDevices) {
+        self.mirrors.push(replicas);
     }
 
     fn all(&self) -> Vec<RemoteDevice> {
@@ -142,18 +142,14 @@ impl ReplicaDevices {
     }
 }
 
-/// The identity of the namespace over NVMe/TCP that this target is, block for block, whatever is in between.
-pub fn namespace_behind(target: &TargetName, info: &TargetInfo) -> Option<[u8; 16]> {
-    fn is_whole(target: &TargetName) -> bool {
-        match target {
-            TargetName::NvmeTcp { .. } => true,
-            TargetName::Fault { target, .. } => is_whole(target),
-            TargetName::Group { kind: GroupKind::Multipath, members } => members.iter().all(is_whole),
-            _ => false,
-        }
+/// True if it has all blocks of one namespace over NVMe/TCP, with their numbers, whatever is in between.
+pub(crate) fn is_whole_namespace(target: &TargetName) -> bool {
+    match target {
+        TargetName::NvmeTcp { .. } => true,
+        TargetName::Fault { target, .. } => is_whole_namespace(target),
+        TargetName::Group { kind: GroupKind::Multipath, members } => members.iter().all(is_whole_namespace),
+        _ => false,
     }
-    let remote = info.all().into_iter().find_map(|info| info.remote.as_ref()).filter(|_| is_whole(target));
-    remote.map(namespace_identity)
 }
 
 /// Refuses members of a group of which two lie on the same blocks of a remote device: the group would have one copy where it

@@ -19,8 +19,8 @@ use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
-    Cause, Lost, OpenTarget, Overwriting, Overwritten, RemoteDevices, StackError, TargetIdentity, Usage, device_error,
-    file_format, file_start, in_groups, medium_error, overwrite, overwrite_device,
+    Cause, Lost, OpenTarget, Overwriting, Overwritten, StackError, TargetIdentity, Usage, device_error, file_format,
+    file_start, in_groups, medium_error, overwrite, overwrite_device,
 };
 use sealblock_units::{BlockSize, Extent};
 use serde::Serialize;
@@ -67,7 +67,7 @@ pub(super) fn check_open_apart(
     (to, sink): (&Endpoint, &Sink),
 ) -> Result<(), StackError> {
     let (Source::Device(source), Sink::Device(sink)) = (source, sink) else { return Ok(()) };
-    let of = |opened: &OpenTarget| RemoteDevices::of(opened.target(), &opened.info);
+    let of = |opened: &OpenTarget| opened.info.remote_devices(opened.target());
     match of(&source.opened).shared_with(&of(sink)) {
         Some(namespace) => Err(not_apart("copy", from, to, &format!(": {namespace}"))),
         None => Ok(()),
