@@ -151,7 +151,9 @@ impl Connection {
                 self.fence().await;
                 self.report_lost(in_flight);
             }
-            // Everything was received, and none of it will be sent again.
+            // Everything was received, and none of it will be sent again. But the client may be back with newer changes
+            // before those in flight have completed.
+            false if self.is_disconnected() => self.fence().await,
             false => drop(self.watched_end.take()),
         }
         // Requests that were received fail with ESHUTDOWN, and requests in flight complete.
@@ -174,7 +176,12 @@ impl Connection {
     fn is_lost(&self) -> bool {
         let signal = &self.registration.signal;
         let is_drained = signal.has(Signals::DRAIN) && !signal.has(Signals::ABORT);
-        !is_drained && self.core.borrow().closed() != Some(Closed::Disconnected)
+        !is_drained && !self.is_disconnected()
+    }
+
+    /// True if the client has sent NBD_CMD_DISC.
+    fn is_disconnected(&self) -> bool {
+        self.core.borrow().closed() == Some(Closed::Disconnected)
     }
 
     /// The one line about a client that is gone without having disconnected, and that had this many requests in flight.

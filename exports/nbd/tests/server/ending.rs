@@ -1,12 +1,40 @@
 //! How connections and servers end, and what they release.
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::common::*;
+use sealblock_block::{Abilities, Device, DynDevice, Geometry, Outcome, Request, RequestKind};
 use sealblock_exports_nbd::{Limits, Server, SetupError};
+use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nbd::wire::command as c;
+use sealblock_runtime_reactor::sleep;
+use sealblock_units::BlockSize;
+
+/// Memory that executes the first write long after the others.
+struct FirstWriteLast {
+    inner: MemoryDevice,
+    had_first: Cell<bool>,
+}
+
+impl Device for FirstWriteLast {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        if request.kind() == RequestKind::Write && !self.had_first.replace(true) {
+            sleep(Duration::from_millis(500)).await;
+        }
+        self.inner.execute(request).await
+    }
+}
 
 /// True if the server has closed this connection.
 fn is_closed(stream: &mut TcpStream) -> bool {
@@ -69,6 +97,31 @@ fn a_server_that_stops_closes_everything() {
     assert_eq!(served.server.connections(), 0);
     assert!(clients.iter_mut().all(|client| is_closed(&mut client.stream)));
     assert!(TcpStream::connect(served.address).is_err());
+}
+
+#[test]
+fn a_write_in_flight_of_a_client_that_disconnected_undoes_nothing() {
+    for says_so in [true, false] {
+        let served = serve(Limits::default());
+        served.add("slow", || {
+            let inner = MemoryDevice::new(BlockSize::B4096, BLOCKS, None);
+            DynDevice::new("slow", FirstWriteLast { inner, had_first: Cell::new(false) })
+        });
+        let mut gone = Client::open(served.address, "slow", false);
+        gone.send(0, c::WRITE, 0, BLOCK, &pattern(BLOCK, 1));
+        assert_eq!(gone.read(BLOCK, BLOCK).len(), BLOCK as usize, "the write before it has begun");
+        if says_so {
+            gone.send(0, c::DISC, 0, 0, &[]);
+            gone.stream.shutdown(std::net::Shutdown::Write).unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+        } else {
+            drop(gone);
+        }
+        let mut next = Client::open(served.address, "slow", false);
+        next.write(0, &pattern(BLOCK, 2));
+        served.wait_for_connections(1);
+        assert_eq!(next.read(0, BLOCK), pattern(BLOCK, 2), "said so: {says_so}");
+    }
 }
 
 /// Two connections: the first on the core of the devices, the second on the other.
