@@ -11,6 +11,7 @@ mod admission;
 mod changes;
 mod connection;
 mod ends;
+mod identities;
 mod in_flight;
 mod lineage;
 mod monitor;
@@ -27,6 +28,7 @@ pub use connection::{
     ClientCore, ClientEvent, Connection, ConnectionLost, RequestError, RequestFuture, SubmitError, end_late_requests,
 };
 pub use ends::{Ends, WatchedEnd, poll_until};
+pub use identities::ListedIdentities;
 pub use lineage::Lineage;
 pub use monitor::{ConnectionMonitor, LostConnection};
 pub use reconnecting::{Attempt, AttemptError, Endpoint, ReconnectLimits, Reconnecting, Sending, watch_end};

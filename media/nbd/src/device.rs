@@ -42,7 +42,8 @@ impl NbdDevice {
             let session = config.open(number).await?;
             let depth = config.options.queue_depth;
             let info = ConnectionInfo::of(export, &session.info, session.connections.len(), depth);
-            Ok(NbdDevice(Rc::new(NbdState { io: Io { session: remote_export::start(config, session, number) }, info })))
+            let session = remote_export::start(config, session, number, info.identities.clone());
+            Ok(NbdDevice(Rc::new(NbdState { io: Io { session }, info })))
         })
     }
 

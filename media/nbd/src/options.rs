@@ -3,10 +3,10 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use sealblock_protocols_nbd::Identity;
 use sealblock_protocols_nbd::client::{BlockSizes, ExportInfo, ReplyStyle};
 use sealblock_protocols_nbd::wire::transmission;
 use sealblock_runtime_reactor::net::Reconnect;
+use sealblock_transport::ListedIdentities;
 
 /// How an export is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -80,8 +80,10 @@ pub struct ConnectionInfo {
     pub allocation: bool,
     /// The server executes no request of a lost connection any more once this client has another one.
     pub is_fenced: bool,
-    /// What the export is, as far as the server says it.
-    pub identity: Identity,
+    /// The identity of its content, if the server says it.
+    pub uuid: Option<[u8; 16]>,
+    /// What the server lists of its device; nothing if it does not know that.
+    pub identities: ListedIdentities,
     /// Connections in use.
     pub connections: usize,
     /// Maximum requests in flight on one connection.
@@ -108,7 +110,8 @@ impl ConnectionInfo {
             can_multi_conn: has(transmission::CAN_MULTI_CONN),
             allocation: described.context.is_some(),
             is_fenced: described.is_fenced,
-            identity: described.identity.clone(),
+            uuid: described.identity.uuid,
+            identities: ListedIdentities::new(described.identity.devices.clone()),
             connections,
             queue_depth,
         }

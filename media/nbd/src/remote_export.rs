@@ -6,7 +6,8 @@ use sealblock_block::{Error, WriteSet};
 use sealblock_protocols_nbd::client::ClientRequest;
 use sealblock_runtime_reactor::spawn;
 use sealblock_transport::{
-    Attempt, AttemptError, ConnectionLost, Endpoint, Lineage, ReconnectLimits, Reconnecting, Sending, watch_end,
+    Attempt, AttemptError, ConnectionLost, Endpoint, Lineage, ListedIdentities, ReconnectLimits, Reconnecting, Sending,
+    watch_end,
 };
 
 use crate::connection::{Connection, ReplyResult};
@@ -22,6 +23,8 @@ pub(crate) struct RemoteExport {
     /// The export when it was opened; a new session must have the same.
     pub(crate) profile: ExportProfile,
     pub(crate) counters: CounterCells,
+    /// What the server last listed.
+    identities: ListedIdentities,
 }
 
 /// An open export, and the session to it.
@@ -64,6 +67,7 @@ impl Endpoint for RemoteExport {
     async fn reopen(&self, number: u64) -> Result<Session, ConnectError> {
         let session = self.config.open(number).await?;
         session.profile.check_unchanged(&self.profile)?;
+        self.identities.set(session.info.identity.devices.clone());
         Ok(session)
     }
 
@@ -94,10 +98,15 @@ impl Endpoint for RemoteExport {
     }
 }
 
-/// Starts with this open session, of this number.
-pub(crate) fn start(config: SessionConfig, session: Session, number: u64) -> Rc<ReconnectingSession> {
-    let profile = session.profile.clone();
-    Reconnecting::new(RemoteExport { config, profile, counters: CounterCells::default() }, session, number)
+/// Starts with this open session, of this number, and keeps what the server lists in `identities`.
+pub(crate) fn start(
+    config: SessionConfig,
+    session: Session,
+    number: u64,
+    identities: ListedIdentities,
+) -> Rc<ReconnectingSession> {
+    let (profile, counters) = (session.profile.clone(), CounterCells::default());
+    Reconnecting::new(RemoteExport { config, profile, counters, identities }, session, number)
 }
 
 /// Executes a request that changes `write_set`, again on a new session when the connection is lost or the server shuts

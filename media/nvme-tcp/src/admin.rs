@@ -149,7 +149,8 @@ pub(crate) async fn namespace_pages(
     let Some(page) = extensions_page(admin, &pages.controller, nsid).await? else { return Ok(pages) };
     let (extensions, bitmap_pages) = (ExtensionsLog::read(&page, nsid), ExtensionsLog::bitmap_pages(&page, nsid));
     let (origin, identities) = (ExtensionsLog::origin(&page, nsid), ExtensionsLog::identities(&page, nsid));
-    Ok(IdentifyPages { extensions, bitmap_pages, origin, identities, ..pages })
+    let content = ExtensionsLog::content(&page, nsid);
+    Ok(IdentifyPages { extensions, bitmap_pages, origin, identities, content, ..pages })
 }
 
 /// Sealblock's extensions that the namespace supports, and the bitmap pages of its reserved area. The page is read only

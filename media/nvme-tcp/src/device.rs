@@ -9,7 +9,7 @@ use sealblock_media_nvme::requests::Requests;
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::logs::{DiscoveryEntry, DiscoveryHeader, DiscoveryLog, LogPage};
 use sealblock_protocols_nvme::nqn::Nqn;
-use sealblock_transport::{ConnectionMonitor, Reconnecting};
+use sealblock_transport::{ConnectionMonitor, ListedIdentities, Reconnecting};
 
 use crate::admin::Admin;
 use crate::block_codec::BlockCodec;
@@ -51,7 +51,7 @@ impl NvmeTcpDevice {
             let session = config.open().await?;
             let info = connection_info(&config, &session);
             let codec = BlockCodec::new(&session.profile, config.options.data_digest);
-            let reconnecting = Reconnecting::new(RemoteNamespace::new(config, &session), session, number);
+            let reconnecting = Reconnecting::new(RemoteNamespace::new(config, &session, &info), session, number);
             Ok(NvmeTcpDevice(Rc::new(NvmeTcpState { io: Io { session: reconnecting, codec }, info })))
         })
     }
@@ -128,7 +128,8 @@ fn connection_info(config: &SessionConfig, session: &crate::session::Session) ->
         nguid: profile.identity.nguid,
         eui64: profile.identity.eui64,
         origin: session.pages.origin,
-        identities: session.pages.identities.clone(),
+        identities: ListedIdentities::new(session.pages.identities.clone()),
+        content: session.pages.content,
         protection: profile.pi_mode.kept(),
         tags: match profile.pi_mode {
             PiMode::None => PiSource::Auto,

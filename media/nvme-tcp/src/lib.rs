@@ -38,4 +38,4 @@ pub use sealblock_media_nvme::PiSource;
 /// Where a target listens. The port is 4420 by custom, 8009 for discovery.
 pub use sealblock_runtime_reactor::net::HostPort;
 pub use sealblock_runtime_reactor::net::Reconnect;
-pub use sealblock_transport::{ConnectionMonitor, LostConnection};
+pub use sealblock_transport::{ConnectionMonitor, ListedIdentities, LostConnection};

@@ -8,7 +8,7 @@ use sealblock_media_nvme::{MetadataSupport, PiSource, ProfileOptions};
 use sealblock_protocols_nvme::extensions::ExtensionsLog;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::net::Reconnect;
-use sealblock_transport::random_id;
+use sealblock_transport::{ListedIdentities, random_id};
 
 /// How a namespace is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -134,7 +134,9 @@ pub struct ConnectionInfo {
     pub origin: Option<[u8; 16]>,
     /// The identities of its device, as long as its target has it open, and of all at other targets that this lies on; none if the
     /// target lists none.
-    pub identities: Vec<[u8; 16]>,
+    pub identities: ListedIdentities,
+    /// A number that is another one if another file is in the place of one that it lies on, where its target says it.
+    pub content: Option<u64>,
     /// The namespace's own protection information, whether host or target generates it.
     pub protection: Option<PiFormat>,
     /// Generator of the tags: [`PiSource::Host`] or [`PiSource::Target`]; `Auto` without tags.

@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use sealblock_block::{Error, ErrorKind, Freshness};
-use sealblock_media_nvme::NamespaceProfile;
+use sealblock_media_nvme::{NamespaceError, NamespaceProfile};
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::features::AsynchronousEvent;
 use sealblock_protocols_nvme::logs::LogPage;
@@ -15,14 +15,14 @@ use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::{sleep, spawn};
 use sealblock_transport::{
-    ConnectionLost, Endpoint, Lineage, ReconnectLimits, Reconnecting, end_late_requests, watch_end,
+    ConnectionLost, Endpoint, Lineage, ListedIdentities, ReconnectLimits, Reconnecting, end_late_requests, watch_end,
 };
 
 use crate::admin;
 use crate::options::{CounterCells, Counters};
 use crate::queue::Queue;
 use crate::session::{Session, SessionConfig};
-use crate::{ConnectError, HostPort};
+use crate::{ConnectError, ConnectionInfo, HostPort};
 
 /// An open namespace.
 pub(crate) struct RemoteNamespace {
@@ -30,6 +30,9 @@ pub(crate) struct RemoteNamespace {
     /// The namespace when it was opened; a new session must find the same.
     pub(crate) profile: NamespaceProfile,
     pub(crate) counters: CounterCells,
+    /// What the target last listed.
+    identities: ListedIdentities,
+    content: Option<u64>,
     is_writable: Cell<bool>,
     freshness: Cell<Freshness>,
     /// Counters of sessions that ended.
@@ -70,6 +73,11 @@ impl Endpoint for RemoteNamespace {
     async fn reopen(&self, _number: u64) -> Result<Session, ConnectError> {
         let session = self.config.open().await?;
         session.profile.check_unchanged(&self.profile)?;
+        if self.content.zip(session.pages.content).is_some_and(|(then, now)| then != now) {
+            let what = "another file is in the place of the one that it was".to_owned();
+            return Err(NamespaceError::Changed { what }.into());
+        }
+        self.identities.set(session.pages.identities.clone());
         Ok(session)
     }
 
@@ -100,13 +108,15 @@ impl Endpoint for RemoteNamespace {
 
 impl RemoteNamespace {
     /// The namespace that this session has opened.
-    pub(crate) fn new(mut config: SessionConfig, session: &Session) -> RemoteNamespace {
+    pub(crate) fn new(mut config: SessionConfig, session: &Session, info: &ConnectionInfo) -> RemoteNamespace {
         // Later sessions must open the same namespace, even if others have appeared.
         config.namespace = Some(session.profile.nsid);
         RemoteNamespace {
             config,
             profile: session.profile.clone(),
             counters: CounterCells::default(),
+            identities: info.identities.clone(),
+            content: info.content,
             is_writable: Cell::new(session.profile.abilities.writable),
             freshness: Cell::new(session.profile.abilities.freshness),
             past_counters: Cell::default(),

@@ -35,6 +35,8 @@ pub struct IdentifyPages {
     pub origin: Option<[u8; 16]>,
     /// The identities that its target lists, of its device and of all at other targets that this lies on.
     pub identities: Vec<[u8; 16]>,
+    /// The number of its content, which its target gives for plain files.
+    pub content: Option<u64>,
 }
 
 /// The reasons why a namespace cannot be used.
@@ -149,6 +151,7 @@ pub async fn namespace_pages<A: Admin>(
         bitmap_pages,
         origin: None,
         identities: Vec::new(),
+        content: None,
     })
 }
 

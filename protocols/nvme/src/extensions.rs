@@ -69,6 +69,8 @@ layout! {
         36 => origin: [u8; 16],
         /// How many identities follow the page: that of the device, and of all those at other targets that it lies on.
         52 => identities: u32,
+        /// A number that is another one if another file is in the place of one that the namespace lies on; 0 for none.
+        56 => content: u64,
     }
 }
 
@@ -97,12 +99,23 @@ impl ExtensionsLog {
             pages,
             origin: [0; 16],
             identities: 0,
+            content: 0,
         }
     }
 
     /// The same page of a namespace that is one at another target.
     pub fn with_origin(self, origin: Option<[u8; 16]>) -> ExtensionsLog {
         ExtensionsLog { origin: origin.unwrap_or_default(), ..self }
+    }
+
+    /// The same page of a namespace on plain files.
+    pub fn with_content(self, content: Option<u64>) -> ExtensionsLog {
+        ExtensionsLog { content: content.unwrap_or_default(), ..self }
+    }
+
+    /// The number of the content of namespace `nsid` by this page.
+    pub fn content(page: &[u8], nsid: u32) -> Option<u64> {
+        ExtensionsLog::known(page, nsid).map(|log| log.content).filter(|content| *content != 0)
     }
 
     /// The bytes of the page, with the identities of the device and of those at other targets that it lies on.
@@ -345,6 +358,12 @@ mod tests {
             (vec![], vec![[8; 16]])
         );
         assert_eq!(ExtensionsLog::identities(&page, 3), [] as [[u8; 16]; 0]);
+        let plain = ExtensionsLog::new(3, both, 0x0102_0304).with_content(Some(0x0807_0605_0403_0201)).encode();
+        assert_eq!((&plain[..56], &plain[56..]), (&page[..56], &[1, 2, 3, 4, 5, 6, 7, 8][..]));
+        assert_eq!(
+            [(&plain, 3), (&plain, 4), (&page, 3)].map(|(page, nsid)| ExtensionsLog::content(page, nsid)),
+            [Some(0x0807_0605_0403_0201), None, None]
+        );
         let digest = ExtensionsLog::new(3, Extensions::CHECKSUM, 9).encode();
         assert_eq!(ExtensionsLog::bitmap_pages(&digest, 3), 0);
         assert_eq!(digest[16..64], [[1].as_slice(), &[0; 47]].concat());

@@ -9,6 +9,7 @@ use futures_util::future::{FutureExt, LocalBoxFuture, ready};
 use sealblock_exports_nbd::{Client, Export, Identity, IdentitySource, Server as Nbd, SetupError};
 use sealblock_exports_nvme_tcp::Limits;
 use sealblock_runtime_reactor::CoreHandle;
+use sealblock_stack::identity::uuid_of;
 use sealblock_stack::target::NbdAddress;
 use sealblock_stack::{Cause, StackError};
 
@@ -37,13 +38,16 @@ pub struct NbdExport {
 struct Wanted<'a> {
     name: String,
     device: &'a Rc<ServedDevice>,
-    /// The identity by which hosts recognise it.
+    /// The identity by which clients recognise its content.
     uuid: [u8; 16],
 }
 
 impl<'a> Wanted<'a> {
     fn new(name: String, space: &'a OfferedNamespace) -> Wanted<'a> {
-        Wanted { name, device: &space.device, uuid: space.uuid }
+        // What tells files apart does so whatever their paths are.
+        let of_files = space.device.file_content.map(|content| uuid_of(&["files", &content.to_string()]));
+        let uuid = space.plan.uuid.or(of_files).unwrap_or(space.uuid);
+        Wanted { name, device: &space.device, uuid }
     }
 }
 

@@ -1,8 +1,11 @@
 //! What a target is made of, for `info`.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
+use std::time::UNIX_EPOCH;
 
 use sealblock_integrity::PiFormat;
 use sealblock_layers_multipath::PathMonitor;
@@ -13,7 +16,7 @@ use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, NvmeTcpDevi
 use sealblock_media_volume::VolumeInfo as VolumeDescription;
 
 use crate::groups::replicas::OpenMirror;
-use crate::identity::namespace_identity;
+use crate::identity::{namespace_identity, uuid_of};
 use crate::kernel::DeviceNumber;
 use crate::kernel::leaves::{Leaf, Storage, leaves_at, leaves_of_device};
 use crate::opened::connections::RemoteConnection;
@@ -153,6 +156,18 @@ impl TargetInfo {
         self.inner.iter().for_each(|inner| inner.collect_remote(found));
     }
 
+    /// A number for the plain files that it lies on, which is another one if one of them is replaced by another file; `None`
+    /// without any, and for mirrors, whose replicas may change.
+    pub fn file_content(&self) -> Option<u64> {
+        let all = self.all();
+        let plain = all.iter().filter(|info| info.volume.is_none()).filter_map(|info| info.file.as_ref());
+        let files: Vec<String> = plain.filter(|file| !file.is_block_device).map(text_of_file).collect();
+        let is_fixed = !files.is_empty() && all.iter().all(|info| info.mirror.is_none());
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+        // Zero stands for none.
+        is_fixed.then(|| u128::from_be_bytes(uuid_of(&files)) as u64 | 1)
+    }
+
     /// The identity of the namespace over NVMe/TCP that it is, block for block, as the target of this name.
     pub fn namespace_behind(&self, target: &TargetName) -> Option<[u8; 16]> {
         let all = self.all();
@@ -215,6 +230,13 @@ fn leaves_of_open(file: &FileDescription) -> Vec<Leaf> {
         true => leaves_of_device(DeviceNumber::from_raw(file.device)),
         false => vec![Leaf::whole(Storage::File { device: file.device, inode: file.inode })],
     }
+}
+
+/// What tells a file from others of its file system, also after a restart, in which device numbers may change.
+fn text_of_file(file: &FileDescription) -> String {
+    let about = fs::metadata(&file.path).ok().filter(|about| about.ino() == file.inode);
+    let made = about.and_then(|about| about.created().ok()).and_then(|made| made.duration_since(UNIX_EPOCH).ok());
+    format!("{} {}", file.inode, made.map_or(0, |made| made.as_nanos()))
 }
 
 /// A protection format in words.

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
-use sealblock_media_nvme_tcp::{ConnectionInfo, MAX_IDENTITIES};
+use sealblock_media_nvme_tcp::{ConnectionInfo, ListedIdentities, MAX_IDENTITIES};
 
 use crate::error::{Cause, StackError};
 use crate::identity::{namespace_identity, namespace_text};
@@ -39,27 +39,37 @@ struct RemoteDevice {
     text: String,
     /// Its UUID, if it has one.
     uuid: Option<[u8; 16]>,
-    /// The device whose blocks have the same numbers.
-    own: Option<[u8; 16]>,
-    /// That one, and all that it lies on.
-    identities: BTreeSet<[u8; 16]>,
+    /// The number of the files that it lies on, if its server gives one beside the UUID.
+    content: Option<u64>,
+    /// What identifies it at all times, if anything does.
+    lasting: Option<[u8; 16]>,
+    /// What its server lists.
+    listed: ListedIdentities,
 }
 
 impl RemoteDevice {
     fn namespace(of: &ConnectionInfo) -> RemoteDevice {
-        let own = namespace_identity(of);
-        let identities = of.identities.iter().copied().chain([own]).collect();
-        RemoteDevice { text: namespace_text(of), uuid: of.uuid, own: Some(own), identities }
+        let (text, lasting) = (namespace_text(of), Some(namespace_identity(of)));
+        RemoteDevice { text, uuid: of.uuid, content: of.content, lasting, listed: of.identities.clone() }
     }
 
     fn export(of: &NbdConnectionInfo) -> RemoteDevice {
-        let devices = &of.identity.devices;
-        let (own, identities) = (devices.first().copied(), devices.iter().copied().collect());
-        RemoteDevice { text: format!("export {:?}", of.export), uuid: of.identity.uuid, own, identities }
+        let text = format!("export {:?}", of.export);
+        RemoteDevice { text, uuid: of.uuid, content: None, lasting: None, listed: of.identities.clone() }
+    }
+
+    /// The device whose blocks have the same numbers.
+    fn own(&self) -> Option<[u8; 16]> {
+        self.lasting.or_else(|| self.listed.get().first().copied())
+    }
+
+    /// That one, and all that it lies on.
+    fn identities(&self) -> BTreeSet<[u8; 16]> {
+        self.listed.get().into_iter().chain(self.lasting).collect()
     }
 
     fn shares(&self, other: &RemoteDevice) -> bool {
-        !self.identities.is_disjoint(&other.identities)
+        !self.identities().is_disjoint(&other.identities())
     }
 }
 
@@ -88,7 +98,7 @@ impl RemoteDevices {
 
     /// The identity of each, and of each that is below one of them.
     pub fn identities(&self) -> BTreeSet<[u8; 16]> {
-        self.all().into_iter().flat_map(|device| device.identities).collect()
+        self.all().iter().flat_map(RemoteDevice::identities).collect()
     }
 
     /// True if one of them has this UUID.
@@ -98,7 +108,9 @@ impl RemoteDevices {
 
     /// True if it is known to lie on other content than before, whatever the server's name for it is.
     pub(crate) fn is_other_than(&self, before: &RemoteDevices) -> bool {
-        let uuids = |of: &RemoteDevices| of.all().iter().map(|device| device.uuid).collect::<Option<BTreeSet<_>>>();
+        let uuids = |of: &RemoteDevices| {
+            of.all().iter().map(|device| Some((device.uuid?, device.content))).collect::<Option<BTreeSet<_>>>()
+        };
         uuids(self).zip(uuids(before)).is_some_and(|(now, then)| now != then && !then.is_empty())
     }
 
@@ -106,7 +118,7 @@ impl RemoteDevices {
     pub fn shared_with(&self, other: &RemoteDevices) -> Option<String> {
         let are_apart = self.blocks.zip(other.blocks).is_some_and(|(a, b)| !a.overlaps(b));
         // Where only what lies below is the same, its blocks have other numbers.
-        let are_apart = |a: &RemoteDevice, b: &RemoteDevice| are_apart && a.own.is_some() && a.own == b.own;
+        let are_apart = |a: &RemoteDevice, b: &RemoteDevice| are_apart && a.own().is_some() && a.own() == b.own();
         let (devices, others) = (self.all(), other.all());
         let is_shared =
             |device: &&RemoteDevice| others.iter().any(|other| device.shares(other) && !are_apart(device, other));

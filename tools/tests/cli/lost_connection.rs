@@ -154,3 +154,61 @@ fn what_a_server_has_under_the_name_after_its_restart_is_used_only_if_it_is_the_
         assert!(place.read("out") == vec![1; 1 << 20], "group: {group}");
     }
 }
+
+/// The files of a far server: the one that was served comes back by another name, or another one comes in its place.
+#[test]
+fn a_file_is_known_after_a_restart_whatever_its_name_is_and_another_one_in_its_place_is_not_used() {
+    for (is_nbd, is_replaced) in [(true, true), (true, false), (false, true), (false, false)] {
+        let place = Place::new();
+        for (name, byte) in [("b", 1), ("c", 2)] {
+            place.write(name, &vec![byte; 1 << 20]);
+        }
+        let far = Server::start_at(&place, "raw:b --listen 127.0.0.1:0 --nbd 127.0.0.1:0");
+        let (nvme, nbd) = (far.address().to_owned(), nbd_address(&far));
+        let target = if is_nbd { format!("nbd://{nbd}/b") } else { format!("{}?{LONG}", far.target("b")) };
+        let near = Server::start(&place, &target);
+        until(&place, &near, 0);
+        let nqn = near.ready["subsystems"][0]["nqn"].as_str().unwrap();
+        let served = format!("nvme+tcp://{}/{nqn}", near.address());
+        far.stop().is_clean();
+        until(&place, &near, 4);
+        std::fs::rename(place.path("b"), place.path("old")).unwrap();
+        if is_replaced {
+            std::fs::rename(place.path("c"), place.path("b")).unwrap();
+        } else {
+            std::os::unix::fs::symlink("old", place.path("b")).unwrap();
+        }
+        let far = Server::start_at(&place, &format!("raw:b --listen {nvme} --nbd {nbd}"));
+        if is_replaced {
+            let read = place.run(&format!("copy {served}?timeout=2s out"));
+            assert_ne!(read.status, 0, "over NBD: {is_nbd}");
+        } else if is_nbd {
+            until(&place, &near, 0);
+            place.run(&format!("copy {served} out")).succeeds();
+            assert!(place.read("out") == vec![1; 1 << 20]);
+        }
+        let _ = near.stop();
+        far.stop().is_clean();
+    }
+}
+
+#[test]
+fn a_mirror_takes_no_device_twice_after_the_server_of_a_replica_was_restarted() {
+    let place = volumes();
+    let far = Server::start(&place, "--nbd 127.0.0.1:0 b");
+    let (nvme, nbd, b) = (far.address().to_owned(), nbd_address(&far), far.target("b"));
+    let export = format!("nbd://{nbd}/b");
+    place.run(&format!("mirror create a {export}")).succeeds();
+    let mirror = format!("mirror:a,{export}");
+    let near = Server::start(&place, &mirror);
+    until(&place, &near, 0);
+    let twice = format!("mirror add {mirror} {b} --force");
+    place.run(&twice).fails(3, &["are the same device: "]);
+    far.kill();
+    until(&place, &near, 4);
+    let far = Server::start_at(&place, &format!("--listen {nvme} --nbd {nbd} b"));
+    until(&place, &near, 0);
+    place.run(&twice).fails(3, &["are the same device: "]);
+    near.stop().is_clean();
+    far.stop().is_clean();
+}

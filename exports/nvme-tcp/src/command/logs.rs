@@ -113,7 +113,10 @@ fn own_page(
             let namespace = controller.namespace(args.nsid)?;
             let pages = namespace.device.abilities().bitmap_pages;
             let page = ExtensionsLog::new(args.nsid, extensions(&namespace), pages);
-            Ok(page.with_origin(namespace.origin).encode_with(&(namespace.identities)()))
+            Ok(page
+                .with_origin(namespace.origin)
+                .with_content(namespace.content)
+                .encode_with(&(namespace.identities)()))
         }
         LogPage::Discovery => {
             let at = local_address().map_err(|_| StatusCode::INTERNAL_ERROR)?;

@@ -243,6 +243,11 @@ impl Connection {
         let mut sender = Sender::new(sending);
         self.scheduler.run(&mut sender, self.with_slots(self.receive())).await;
         if self.is_draining() {
+            if self.is_left_by_host() {
+                // The host may be back with newer changes, or leave the device to another one, before those in flight have
+                // completed.
+                self.fence().await;
+            }
             self.scheduler.run(&mut sender, self.with_slots(self.drain())).await;
         } else if self.core.borrow().closed().is_none() {
             self.core.borrow_mut().close();
@@ -368,6 +373,16 @@ impl Connection {
                 in_flight = commands,
                 "I/O queue lost: its host closed it, and none of its commands in flight is executed after newer changes"
             );
+        }
+    }
+
+    /// True if this is an I/O queue that its host ends: by Disconnect, or with its controller.
+    fn is_left_by_host(&self) -> bool {
+        let disconnect = self.disconnect.take();
+        self.disconnect.set(disconnect);
+        match &*self.role.borrow() {
+            Role::Io(context, _) => disconnect.is_some() || context.controller().is_shut_down(),
+            Role::New | Role::Admin(_) => false,
         }
     }
 

@@ -45,6 +45,8 @@ pub struct Namespace {
     pub(crate) origin: Option<[u8; 16]>,
     /// What sealblock hosts compare it by with other namespaces.
     pub(crate) identities: DeviceIdentities,
+    /// A number that is another one if another file is in the place of one that it lies on.
+    pub(crate) content: Option<u64>,
     pub(crate) state: Arc<NamespaceState>,
     visibility: PiVisibility,
     /// Set if guards and data digests use the same CRC.
@@ -61,6 +63,7 @@ impl Namespace {
             uuid,
             origin: None,
             identities,
+            content: None,
             state: Arc::default(),
             visibility: PiVisibility::Plain,
             layouts,
@@ -80,17 +83,22 @@ impl Namespace {
         Namespace { origin, identities, ..self }
     }
 
+    /// Returns the same namespace on plain files with this number, which is another one if one of them is replaced.
+    /// Sealblock hosts that reconnect do not use one with another number.
+    pub fn with_content(self, content: Option<u64>) -> Namespace {
+        Namespace { content, ..self }
+    }
+
     /// Returns the same namespace with the new size of its device.
     pub(crate) fn resized(&self, device: SharedDevice) -> Namespace {
-        let layouts = BlockLayouts::of(device.geometry());
-        let (identities, state) = (Arc::clone(&self.identities), Arc::clone(&self.state));
         Namespace {
+            layouts: BlockLayouts::of(device.geometry()),
             device,
-            identities,
-            state,
-            layouts,
+            identities: Arc::clone(&self.identities),
+            state: Arc::clone(&self.state),
             uuid: self.uuid,
             origin: self.origin,
+            content: self.content,
             visibility: self.visibility,
         }
     }

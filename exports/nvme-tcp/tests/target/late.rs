@@ -11,7 +11,7 @@ use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
 use sealblock_protocols_nvme::extensions::ReservedArea;
-use sealblock_protocols_nvme::fabrics::CNTLID_DYNAMIC;
+use sealblock_protocols_nvme::fabrics::{CNTLID_DYNAMIC, FabricsCommand};
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{sleep, spawn};
@@ -83,6 +83,47 @@ fn a_write_of_a_lost_connection_does_not_overwrite_a_newer_one() {
         assert_eq!(data[0], 2, "an acknowledged write is lost to a late one");
         target.stop();
     });
+}
+
+#[test]
+fn a_write_of_a_host_that_has_left_does_not_overwrite_a_newer_one_of_another_host() {
+    for shuts_down in [true, false] {
+        run(|| async move {
+            let latch = Arc::new((AtomicUsize::new(0), AtomicBool::new(false)));
+            let (target, address) = serve_late(&latch);
+            let (mut admin, mut io) = Queue::pair(address, false).await;
+            let mut other = Queue::open(address, false).await;
+            other.hostnqn = "nqn.2026-11.org.example:other";
+            other.connect(SUBNQN, 0, CNTLID_DYNAMIC, 0).await.ok();
+            other.configure(0x0046_0001).await;
+            let mut other_io = Queue::open(address, false).await;
+            other_io.hostnqn = other.hostnqn;
+            other_io.connect(SUBNQN, 1, other.cntlid, 0).await.ok();
+            let write = IoCommand::Write(blocks(7, 1)).encode(1).unwrap();
+            io.submit(write, Data::Write(vec![1; 4096])).await;
+            while latch.0.load(Ordering::SeqCst) == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+            match shuts_down {
+                true => admin.configure(0x0046_4001).await,
+                false => drop(io.submit(FabricsCommand::Disconnect.encode(), Data::None).await),
+            }
+            sleep(Duration::from_millis(50)).await;
+            drop((admin, io));
+            sleep(Duration::from_millis(50)).await;
+            let release = Arc::clone(&latch);
+            drop(spawn(async move {
+                sleep(Duration::from_millis(200)).await;
+                release.1.store(true, Ordering::SeqCst);
+            }));
+            other_io.call(write, Data::Write(vec![2; 4096])).await.ok();
+            sleep(Duration::from_millis(300)).await;
+            let read = IoCommand::Read(blocks(7, 1)).encode(1).unwrap();
+            let data = other_io.call(read, Data::Read(4096)).await.ok().data;
+            assert_eq!(data[0], 2, "an acknowledged write is lost to a late one; shut down: {shuts_down}");
+            target.stop();
+        });
+    }
 }
 
 #[test]

@@ -282,6 +282,7 @@ mod tests {
             bitmap_pages: 0,
             origin: None,
             identities: Vec::new(),
+            content: None,
         };
         let options = ProfileOptions { source, metadata: MetadataSupport::Any, transfer_bytes: TRANSFER_BYTES };
         NamespaceProfile::of(1, &pages, &options).map_err(|error| error.to_string())

@@ -33,6 +33,7 @@ fn pages() -> IdentifyPages {
         bitmap_pages: 0,
         origin: None,
         identities: Vec::new(),
+        content: None,
     }
 }
 
