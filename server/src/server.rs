@@ -18,7 +18,7 @@ use sealblock_stack::{Cause, CloseLimit, StackError};
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{RESIZING, ResizeReport};
-use crate::devices::members::{PlanMatch, fit, is_target, other_members_error};
+use crate::devices::members::{PlanMatch, fit, is_target, note_names, other_members_error};
 use crate::devices::resize::ResizeResult;
 use crate::devices::waiting::{OpenAttempt, Openings, Waiting};
 use crate::devices::{DeviceTable, ServedDevice};
@@ -175,7 +175,10 @@ impl Server {
         let elsewhere = spaces().filter(|space| plan.target.path().is_some() || has_its_uuid(space));
         for space in at_its_place.into_iter().chain(elsewhere) {
             match fit(&space.device, plan).await {
-                PlanMatch::Same => return Ok(Some(Rc::clone(&space.device))),
+                PlanMatch::Same => {
+                    note_names(&plan.target);
+                    return Ok(Some(Rc::clone(&space.device)));
+                }
                 PlanMatch::Outdated(members) => {
                     tracing::warn!(
                         "the configuration has {}, but its members are {} now: it is served on with these, and would not open so \

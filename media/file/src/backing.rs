@@ -15,6 +15,8 @@ static OPEN: Mutex<Vec<Weak<Backing>>> = Mutex::new(Vec::new());
 #[derive(Debug)]
 pub struct Backing {
     path: PathBuf,
+    /// Another path at which it was found.
+    other_path: Mutex<Option<PathBuf>>,
     /// Device and inode.
     identity: (u64, u64),
     length_bytes: AtomicU64,
@@ -43,6 +45,7 @@ impl Backing {
     pub(crate) fn new(path: &Path, opened: &Metadata, block_device: bool, length_bytes: u64) -> Arc<Backing> {
         let backing = Arc::new(Backing {
             path: path.to_owned(),
+            other_path: Mutex::default(),
             identity: (opened.dev(), opened.ino()),
             length_bytes: AtomicU64::new(length_bytes),
             error: Mutex::default(),
@@ -75,10 +78,28 @@ impl Backing {
         *lock(&self.error)
     }
 
+    /// Tells that `path` means a file now: it counts as another path of this one, if it is this one.
+    pub fn known_at(&self, path: &Path, there: &Metadata) {
+        if self.is_it(there) && path != self.path {
+            *lock(&self.other_path) = Some(path.to_owned());
+        }
+    }
+
+    fn is_it(&self, there: &Metadata) -> bool {
+        (there.dev(), there.ino()) == self.identity
+    }
+
     /// Checks the file, which waits for the file system; returns what is wrong if this has changed since the last
     /// check. If the file system does not reply, nothing changes.
     pub fn check(&self) -> Option<Option<BackingError>> {
-        let found = match std::fs::metadata(&self.path) {
+        let other_path = lock(&self.other_path).clone();
+        let is_elsewhere =
+            || other_path.and_then(|path| std::fs::metadata(path).ok()).filter(|there| self.is_it(there));
+        let there = match std::fs::metadata(&self.path) {
+            Ok(there) if self.is_it(&there) => Ok(there),
+            other => is_elsewhere().map_or(other, Ok),
+        };
+        let found = match there {
             Ok(there) => self.classify(&there),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Some(BackingError::Gone),
             Err(_) => return None,
@@ -89,7 +110,7 @@ impl Backing {
     }
 
     fn classify(&self, there: &Metadata) -> Option<BackingError> {
-        if (there.dev(), there.ino()) != self.identity {
+        if !self.is_it(there) {
             return Some(BackingError::Replaced);
         }
         // The expected length is read after the file's: see `set_length_bytes`.
@@ -117,6 +138,23 @@ mod tests {
         fs::write(&path, [0; 4096]).unwrap();
         let backing = Backing::new(&path, &fs::metadata(&path).unwrap(), false, 4096);
         (path, backing)
+    }
+
+    #[test]
+    fn a_file_that_was_renamed_is_there_once_its_new_name_is_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let ((path, backing), moved) = (file(folder.path()), folder.path().join("w"));
+        fs::rename(&path, &moved).unwrap();
+        assert_eq!(backing.check(), Some(Some(BackingError::Gone)));
+        fs::write(&path, "another").unwrap();
+        backing.known_at(&path, &fs::metadata(&path).unwrap());
+        assert_eq!(backing.check(), Some(Some(BackingError::Replaced)));
+        backing.known_at(&moved, &fs::metadata(&moved).unwrap());
+        assert_eq!(backing.check(), Some(None));
+        fs::write(&moved, "short").unwrap();
+        assert_eq!(backing.check(), Some(Some(BackingError::CutOff { left_bytes: 5, length_bytes: 4096 })));
+        fs::remove_file(&moved).unwrap();
+        assert_eq!(backing.check(), Some(Some(BackingError::Replaced)));
     }
 
     #[test]

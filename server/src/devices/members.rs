@@ -2,7 +2,10 @@
 //! a name may mean another file now. `sealblock mirror` changes the replicas of a served mirror, so these are compared,
 //! and not what it was opened with.
 
+use std::fs;
+
 use sealblock_layers_mirror::label::ReplicaState;
+use sealblock_media_file::open_files;
 use sealblock_stack::target::{GroupKind, TargetName};
 use sealblock_stack::{Cause, Sameness, StackError, TargetIdentity, TargetLabel};
 
@@ -41,6 +44,15 @@ pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> PlanMatch {
         }
         // A mirror that is being closed does not report replicas, so only what it was opened with is known.
         Err(_) => by_itself,
+    }
+}
+
+/// Tells the open files of a device that it is known by this name, too, so that their old names may go.
+pub fn note_names(named: &TargetName) {
+    for path in named.paths() {
+        if let Ok(there) = fs::metadata(path) {
+            open_files().iter().for_each(|open| open.known_at(path, &there));
+        }
     }
 }
 

@@ -370,3 +370,27 @@ fn a_file_stays_open_by_each_of_its_names_and_a_name_of_another_file_is_another_
     place.run("verify w").fails(3, &["in use"]);
     server.stop().is_clean();
 }
+
+/// A file that was renamed has its new name once a reload names it.
+#[test]
+fn a_file_that_was_renamed_and_is_named_by_a_reload_is_healthy() {
+    let place = Place::new();
+    for name in ["v", "a", "b"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    place.run("mirror create a b").succeeds();
+    let both = |v: &str, b: &str| [subsystem("v", "", v), subsystem("m", "", &format!("mirror:a,{b}"))].concat();
+    place.write("sealblock.toml", both("v", "b").as_bytes());
+    let mut server = Server::start_at(&place, "--listen 127.0.0.1:0");
+    let status = format!("status {}", server.pid());
+    let is = |exit: i32| (0..1000).any(|_| place.run(&status).status == exit);
+    for (old, new) in [("v", "w"), ("b", "c")] {
+        std::fs::rename(place.path(old), place.path(new)).unwrap();
+    }
+    assert!(is(4), "both are gone");
+    assert_eq!(reload(&place, &mut server, &both("w", "c"))["event"], "reloaded");
+    assert!(is(0), "both are there");
+    server.stop().is_clean();
+    place.run("verify w").succeeds();
+    place.run("verify mirror:a,c").succeeds();
+}
