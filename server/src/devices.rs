@@ -63,8 +63,8 @@ pub struct ServedDevice {
     pub content_uuid: Option<[u8; 16]>,
     /// The identity of the namespace at another server that it is, if it is one.
     pub origin: Option<[u8; 16]>,
-    /// See [`TargetInfo::file_content`](sealblock_stack::TargetInfo::file_content).
-    pub file_content: Option<u64>,
+    /// See [`TargetInfo::content`](sealblock_stack::TargetInfo::content).
+    pub content: Option<u64>,
     /// Drawn when it was opened: what tells that two names lead to it.
     identity: [u8; 16],
     /// The devices at other servers that it lies on.
@@ -221,7 +221,7 @@ impl DeviceTable {
                 state,
                 content_uuid: opened.content_uuid,
                 origin: opened.origin,
-                file_content: opened.file_content,
+                content: opened.content,
                 identity: opened.identity,
                 below: opened.below,
                 is_mirror: opened.is_mirror,
@@ -261,7 +261,7 @@ struct OpenedDevice {
     shared: SharedDevice,
     content_uuid: Option<[u8; 16]>,
     origin: Option<[u8; 16]>,
-    file_content: Option<u64>,
+    content: Option<u64>,
     identity: [u8; 16],
     below: RemoteDevices,
     is_mirror: bool,
@@ -325,7 +325,7 @@ async fn open_on_core(
         shared,
         content_uuid,
         origin: info.namespace_behind(target),
-        file_content: info.file_content(),
+        content: info.content(),
         identity: new_uuid()?,
         below: info.remote_devices(target),
         is_mirror: info.mirror.is_some(),

@@ -135,7 +135,7 @@ pub struct ConnectionInfo {
     /// The identities of its device, as long as its target has it open, and of all at other targets that this lies on; none if the
     /// target lists none.
     pub identities: ListedIdentities,
-    /// A number that is another one if another file is in the place of one that it lies on, where its target says it.
+    /// A number that is another one if something else is in the place of what it lies on, where its target says it.
     pub content: Option<u64>,
     /// The namespace's own protection information, whether host or target generates it.
     pub protection: Option<PiFormat>,

@@ -74,7 +74,7 @@ impl Endpoint for RemoteNamespace {
         let session = self.config.open().await?;
         session.profile.check_unchanged(&self.profile)?;
         if self.content.zip(session.pages.content).is_some_and(|(then, now)| then != now) {
-            let what = "another file is in the place of the one that it was".to_owned();
+            let what = "its server has something else in the place of what it was".to_owned();
             return Err(NamespaceError::Changed { what }.into());
         }
         self.identities.set(session.pages.identities.clone());

@@ -35,7 +35,7 @@ pub struct IdentifyPages {
     pub origin: Option<[u8; 16]>,
     /// The identities that its target lists, of its device and of all at other targets that this lies on.
     pub identities: Vec<[u8; 16]>,
-    /// The number of its content, which its target gives for plain files.
+    /// The number of its content, where its target says it.
     pub content: Option<u64>,
 }
 

@@ -69,7 +69,7 @@ layout! {
         36 => origin: [u8; 16],
         /// How many identities follow the page: that of the device, and of all those at other targets that it lies on.
         52 => identities: u32,
-        /// A number that is another one if another file is in the place of one that the namespace lies on; 0 for none.
+        /// A number that is another one if something else is in the place of what the namespace lies on; 0 if unknown.
         56 => content: u64,
     }
 }
@@ -108,7 +108,7 @@ impl ExtensionsLog {
         ExtensionsLog { origin: origin.unwrap_or_default(), ..self }
     }
 
-    /// The same page of a namespace on plain files.
+    /// The same page of a namespace with this number of its content.
     pub fn with_content(self, content: Option<u64>) -> ExtensionsLog {
         ExtensionsLog { content: content.unwrap_or_default(), ..self }
     }

@@ -44,9 +44,8 @@ struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     fn new(name: String, space: &'a OfferedNamespace) -> Wanted<'a> {
-        // What tells files apart does so whatever their paths are.
-        let of_files = space.device.file_content.map(|content| uuid_of(&["files", &content.to_string()]));
-        let uuid = space.plan.uuid.or(of_files).unwrap_or(space.uuid);
+        // A file is known whatever its path is, and a configured UUID stays with whatever is there.
+        let uuid = space.device.content.map_or(space.uuid, |content| uuid_of(&["content", &content.to_string()]));
         Wanted { name, device: &space.device, uuid }
     }
 }

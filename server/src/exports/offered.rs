@@ -83,7 +83,7 @@ impl OfferedNamespace {
     pub fn namespace(&self) -> Result<Namespace, StackError> {
         let namespace = Namespace::new(self.device.shared(), self.uuid).with_state(Arc::clone(&self.device.state));
         let namespace = namespace.with_identities(self.device.origin, self.device.identities());
-        let namespace = namespace.with_content(self.device.file_content);
+        let namespace = namespace.with_content(self.device.content);
         namespace.with_visibility(self.plan.protection).map_err(|error| setup_error(&error).on(&self.plan.target))
     }
 }

@@ -16,7 +16,7 @@ use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, NvmeTcpDevi
 use sealblock_media_volume::VolumeInfo as VolumeDescription;
 
 use crate::groups::replicas::OpenMirror;
-use crate::identity::{namespace_identity, uuid_of};
+use crate::identity::{hex, namespace_identity, uuid_of};
 use crate::kernel::DeviceNumber;
 use crate::kernel::leaves::{Leaf, Storage, leaves_at, leaves_of_device};
 use crate::opened::connections::RemoteConnection;
@@ -156,16 +156,34 @@ impl TargetInfo {
         self.inner.iter().for_each(|inner| inner.collect_remote(found));
     }
 
-    /// A number for the plain files that it lies on, which is another one if one of them is replaced by another file; `None`
-    /// without any, and for mirrors, whose replicas may change.
-    pub fn file_content(&self) -> Option<u64> {
-        let all = self.all();
-        let plain = all.iter().filter(|info| info.volume.is_none()).filter_map(|info| info.file.as_ref());
-        let files: Vec<String> = plain.filter(|file| !file.is_block_device).map(text_of_file).collect();
-        let is_fixed = !files.is_empty() && all.iter().all(|info| info.mirror.is_none());
-        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    /// A number for what it lies on: plain files, volumes, mirrors, and what servers say of their devices. It is another one if something
+    /// else is in the place of one of them; `None` if nothing is known of any.
+    pub fn content(&self) -> Option<u64> {
+        let mut parts = Vec::new();
+        self.collect_content(&mut parts);
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         // Zero stands for none.
-        is_fixed.then(|| u128::from_be_bytes(uuid_of(&files)) as u64 | 1)
+        (!parts.is_empty()).then(|| u128::from_be_bytes(uuid_of(&parts)) as u64 | 1)
+    }
+
+    fn collect_content(&self, parts: &mut Vec<String>) {
+        if let Some(mirror) = &self.mirror {
+            // Commands change its replicas.
+            return parts.extend(mirror.describe().uuid.map(|uuid| hex(&uuid)));
+        }
+        match (&self.volume, &self.file, &self.remote, &self.export) {
+            (Some(volume), ..) => parts.push(hex(&volume.uuid)),
+            (_, Some(file), ..) if !file.is_block_device => parts.push(text_of_file(file)),
+            (.., Some(remote), _) => {
+                parts.extend(remote.uuid.map(|uuid| hex(&uuid)));
+                parts.extend(remote.content.map(|content| content.to_string()));
+            }
+            (.., Some(export)) => parts.extend(export.uuid.map(|uuid| hex(&uuid))),
+            _ => {}
+        }
+        // All paths lead to one device, and not each of them is there.
+        let inner = self.inner.iter().take(if self.paths.is_some() { 1 } else { usize::MAX });
+        inner.for_each(|inner| inner.collect_content(parts));
     }
 
     /// The identity of the namespace over NVMe/TCP that it is, block for block, as the target of this name.

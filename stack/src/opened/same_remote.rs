@@ -39,7 +39,7 @@ struct RemoteDevice {
     text: String,
     /// Its UUID, if it has one.
     uuid: Option<[u8; 16]>,
-    /// The number of the files that it lies on, if its server gives one beside the UUID.
+    /// The number of its content, if its server gives one beside the UUID.
     content: Option<u64>,
     /// What identifies it at all times, if anything does.
     lasting: Option<[u8; 16]>,

@@ -212,3 +212,57 @@ fn a_mirror_takes_no_device_twice_after_the_server_of_a_replica_was_restarted() 
     near.stop().is_clean();
     far.stop().is_clean();
 }
+
+/// What lies below a name is compared, whatever is in between: a part, a fault, a UUID that stays, another server.
+#[test]
+fn another_device_below_the_same_name_is_not_used_after_a_restart() {
+    let far_config = |below: &str, uuid: &str| {
+        format!("[[subsystems]]\nname = \"x\"\nnamespaces = [{{ target = \"{below}\", nbd = \"x\"{uuid} }}]\n")
+    };
+    const UUID: &str = ", uuid = \"6fa4c2d8-32c1-4fd0-8c28-d4f6b1f0e0aa\"";
+    for (form, uuid, has_gateway) in [
+        ("offset:0..127,", "", false),
+        ("fault:[delay=1us@1],", "", false),
+        ("", UUID, false),
+        ("raw:", UUID, false),
+        ("", "", true),
+        ("offset:0..127,raw:", "", true),
+    ] {
+        let place = volumes();
+        for plain in ["a", "b"].into_iter().filter(|_| form.ends_with("raw:")) {
+            place.write(plain, &vec![1; 1 << 20]);
+        }
+        place.write("far.toml", far_config(&format!("{form}b"), uuid).as_bytes());
+        let serve = |at: &str| Server::start_at(&place, &format!("--config {at}"));
+        let far = serve("far.toml --listen 127.0.0.1:0 --nbd 127.0.0.1:0");
+        let far_at = format!("far.toml --listen {} --nbd {}", far.address(), nbd_address(&far));
+        let mut export = format!("nbd://{}/x", nbd_address(&far));
+        let gateway = has_gateway.then(|| {
+            place.write("gateway.toml", far_config(&export, "").as_bytes());
+            serve("gateway.toml --listen 127.0.0.1:0 --nbd 127.0.0.1:0")
+        });
+        let gateway_at =
+            gateway.as_ref().map(|it| format!("gateway.toml --listen {} --nbd {}", it.address(), nbd_address(it)));
+        if let Some(gateway) = &gateway {
+            export = format!("nbd://{}/x", nbd_address(gateway));
+        }
+        let near = Server::start(&place, &export);
+        let nqn = near.ready["subsystems"][0]["nqn"].as_str().unwrap();
+        let served = format!("nvme+tcp://{}/{nqn}?timeout=2s", near.address());
+        place.run(&format!("copy {served} out")).succeeds();
+        gateway.map(Server::kill);
+        far.kill();
+        until(&place, &near, 4);
+        std::fs::rename(place.path("b"), place.path("old")).unwrap();
+        std::fs::rename(place.path("a"), place.path("b")).unwrap();
+        let far = serve(&far_at);
+        let gateway = gateway_at.map(|at| serve(&at));
+        let read = place.run(&format!("copy {served} out --force"));
+        assert_ne!(read.status, 0, "{form} {uuid} {has_gateway}");
+        let _ = near.stop();
+        if let Some(gateway) = gateway {
+            gateway.stop().is_clean();
+        }
+        far.stop().is_clean();
+    }
+}

@@ -45,7 +45,7 @@ pub struct Namespace {
     pub(crate) origin: Option<[u8; 16]>,
     /// What sealblock hosts compare it by with other namespaces.
     pub(crate) identities: DeviceIdentities,
-    /// A number that is another one if another file is in the place of one that it lies on.
+    /// A number that is another one if something else is in the place of what it lies on.
     pub(crate) content: Option<u64>,
     pub(crate) state: Arc<NamespaceState>,
     visibility: PiVisibility,
@@ -83,7 +83,8 @@ impl Namespace {
         Namespace { origin, identities, ..self }
     }
 
-    /// Returns the same namespace on plain files with this number, which is another one if one of them is replaced.
+    /// Returns the same namespace with this number, which is another one if something else is in the place of what it lies
+    /// on.
     /// Sealblock hosts that reconnect do not use one with another number.
     pub fn with_content(self, content: Option<u64>) -> Namespace {
         Namespace { content, ..self }

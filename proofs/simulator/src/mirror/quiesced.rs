@@ -14,7 +14,7 @@ use super::replica_env::{ReplicaEnv, ReplicaLink};
 use crate::client::Stop;
 
 /// The maximum number of checks until the mirror is quiesced.
-const LOOKS: usize = 2_000;
+const LOOKS: usize = 10_000;
 
 /// Brings every replica online, waits until the mirror is quiesced, and compares the replicas.
 pub(super) async fn quiesce_and_compare(running: &RunningMirror) -> Result<(), Stop> {
