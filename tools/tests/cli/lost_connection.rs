@@ -250,7 +250,9 @@ fn another_device_below_the_same_name_is_not_used_after_a_restart() {
         let nqn = near.ready["subsystems"][0]["nqn"].as_str().unwrap();
         let served = format!("nvme+tcp://{}/{nqn}?timeout=2s", near.address());
         place.run(&format!("copy {served} out")).succeeds();
-        gateway.map(Server::kill);
+        if let Some(gateway) = gateway {
+            gateway.kill();
+        }
         far.kill();
         until(&place, &near, 4);
         std::fs::rename(place.path("b"), place.path("old")).unwrap();
