@@ -37,15 +37,15 @@ use sealblock_block::{
 use shared::{FailedPath, MultipathState, Path, check_geometry};
 
 pub use policy::RetryPolicy;
+pub use shared::Quiesce;
 pub use worker::Worker;
 
 /// A path that the caller passes to the layer.
 pub struct PathConfig {
     /// Opens it, at first and again after it was lost.
     pub source: DeviceOpener,
-    /// Opens a device once the target has finished every command of this host's lost paths; the layer drops that device
-    /// at once. `None` if the protocol cannot do that.
-    pub quiesce: Option<DeviceOpener>,
+    /// How the layer has the target finish what lost paths have in flight. `None` if the protocol cannot do that.
+    pub quiesce: Option<Quiesce>,
     /// The open device, behind its gate, if it could be opened.
     pub device: Option<DynDevice>,
 }

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
+use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 use futures_util::future::{Either, select};
@@ -16,10 +17,27 @@ use crate::in_flight::{InFlightRequests, PathLost};
 use crate::path_flushes::PathFlushes;
 use crate::policy::{FailureScope, RetryPolicy, RoundRobin, classify};
 
+/// Quiesces the target of a path.
+pub struct Quiesce {
+    /// Opens a device once the target has finished every command of this host's lost paths to it; the layer drops that
+    /// device at once.
+    pub opener: DeviceOpener,
+    /// Identifies the target as of the last time that the path was open; `None` if that is not known. Targets that are
+    /// different, such as two gateways, know nothing of each other's commands.
+    pub target: Rc<dyn Fn() -> Option<[u8; 16]>>,
+}
+
+impl Quiesce {
+    /// True if both are known to lead to different targets.
+    pub(crate) fn is_apart_from(&self, other: &Quiesce) -> bool {
+        (self.target)().zip((other.target)()).is_some_and(|(target, other)| target != other)
+    }
+}
+
 /// One path to the device.
 pub(crate) struct Path {
     pub(crate) source: DeviceOpener,
-    pub(crate) quiesce: Option<DeviceOpener>,
+    pub(crate) quiesce: Option<Quiesce>,
     /// The device, while the path is live.
     pub(crate) device: RefCell<Option<DynDevice>>,
     pub(crate) requests: Cell<u64>,

@@ -162,7 +162,7 @@ fn blocks_are_released_only_when_the_target_is_quiesced() {
     thread_local!(static QUIESCES: Cell<bool> = const { Cell::new(false) });
     let quiesce = |_: usize, link: &harness::TestLink| {
         let link = link.clone();
-        Some(DeviceOpener::new("quiesce", move || {
+        let opener = DeviceOpener::new("quiesce", move || {
             let link = link.clone();
             async move {
                 match QUIESCES.get() {
@@ -170,7 +170,8 @@ fn blocks_are_released_only_when_the_target_is_quiesced() {
                     false => Err(ErrorKind::Unreachable { reason: "busy".to_owned() }.into()),
                 }
             }
-        }))
+        });
+        Some(Quiesce { opener, target: Rc::new(|| None) })
     };
     let harness = Harness::with(2, RetryPolicy { no_path_timeout: seconds(100), ..POLICY }, quiesce);
     harness.links[0].mode.set(Mode::Silent);
@@ -181,6 +182,41 @@ fn blocks_are_released_only_when_the_target_is_quiesced() {
     };
     let (outcome, time) = harness.run(join(harness.layer.execute(write(5, 1, 2)), quiesces));
     assert!(outcome.0.is_ok() && time >= seconds(40) && time <= seconds(51), "{time:?}");
+}
+
+/// A path to another target, such as a second gateway, quiesces nothing of the lost one.
+#[test]
+fn blocks_are_released_when_the_target_of_the_lost_path_is_quiesced_or_gone() {
+    thread_local!(static OPENED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) });
+    thread_local!(static BACK: Cell<bool> = const { Cell::new(false) });
+    let quiesce = |path: usize, link: &harness::TestLink| {
+        let link = link.clone();
+        let opener = DeviceOpener::new("quiesce", move || {
+            OPENED.with_borrow_mut(|opened| opened.push(path));
+            let opened = match path == 1 || BACK.get() {
+                true => Ok(DynDevice::new("path", link.clone())),
+                false => Err(ErrorKind::Unreachable { reason: "silent".to_owned() }.into()),
+            };
+            async move { opened }
+        });
+        Some(Quiesce { opener, target: Rc::new(move || Some([path as u8; 16])) })
+    };
+    for (back, took) in [(Some(20), 20..=30), (None, 41..=60)] {
+        OPENED.take();
+        BACK.set(false);
+        let harness = Harness::with(2, RetryPolicy { no_path_timeout: seconds(100), ..POLICY }, quiesce);
+        harness.links[0].mode.set(Mode::Silent);
+        assert!(harness.run(harness.layer.execute(write(5, 1, 1))).0.is_ok());
+        let returns = async {
+            if let Some(after) = back {
+                harness.time.sleep(seconds(after)).await;
+                BACK.set(true);
+            }
+        };
+        let (outcome, time) = harness.run(join(harness.layer.execute(write(5, 1, 2)), returns));
+        assert!(outcome.0.is_ok() && took.contains(&time.as_secs()), "{time:?}");
+        assert!(OPENED.with_borrow(|opened| opened.iter().all(|path| *path == 0)), "the other target is not asked");
+    }
 }
 
 #[test]

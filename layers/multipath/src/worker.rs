@@ -17,6 +17,9 @@ use crate::shared::{FailedPath, MultipathState, check_reopened_geometry};
 /// The number of checks of the requests in flight per request timeout.
 const TICKS: u32 = 8;
 
+/// A target that cannot be used for this time, apart from attempts, counts as gone with all that it had in flight.
+const LONGEST_SILENCE: Duration = Duration::from_secs(30);
+
 /// The layer's background work, to be run as a task. Ends when the layer is dropped.
 pub struct Worker<C>(pub(crate) Rc<MultipathState<C>>);
 
@@ -71,20 +74,29 @@ async fn reopen<C: Clock>(shared: Rc<MultipathState<C>>, path: usize) {
 /// Waits until a lost path can deliver nothing more, then releases the blocks of its late writes.
 ///
 /// First the target must disconnect the host, which takes up to the quiesce time. Even then commands may be in flight
-/// in the target. If the path supports it, the layer makes the target finish them.
-async fn quiesce<C: Clock>(shared: Rc<MultipathState<C>>, FailedPath { incarnation, .. }: FailedPath) {
+/// in the target. If the path supports it, the layer makes the target finish them: over any live path to it, or, if all of
+/// these lead to other targets, over the lost one, as soon as that can be opened again.
+async fn quiesce<C: Clock>(shared: Rc<MultipathState<C>>, FailedPath { path: lost, incarnation }: FailedPath) {
     if !shared.state.borrow().late_writes.has(incarnation) {
         return;
     }
     shared.clock.sleep(shared.policy.quiesce_time).await;
+    let mut waited = Duration::ZERO;
     for attempt in 0_u32.. {
         let (path, _) = shared.wait_for(|state| state.round_robin.pick()).await;
         let Some(quiesce) = &shared.paths[path].quiesce else { break };
-        match quiesce.open().await {
+        let of_lost = shared.paths[lost].quiesce.as_ref().filter(|of_lost| of_lost.is_apart_from(quiesce));
+        let opener = &of_lost.unwrap_or(quiesce).opener;
+        match opener.open().await {
             Ok(_) => break,
-            Err(error) => tracing::warn!(path = quiesce.name(), %error, "cannot quiesce the target"),
+            Err(error) => tracing::warn!(path = opener.name(), %error, "cannot quiesce the target"),
         }
-        shared.clock.sleep(shared.policy.reprobe_delay(attempt)).await;
+        if of_lost.is_some() && waited >= LONGEST_SILENCE {
+            break;
+        }
+        let delay = shared.policy.reprobe_delay(attempt);
+        shared.clock.sleep(delay).await;
+        waited += delay;
     }
     shared.state.borrow_mut().late_writes.clear(incarnation);
     shared.changed.notify();

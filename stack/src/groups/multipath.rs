@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{DeviceOpener, DynDevice, Error, ErrorKind as BlockFailure};
-use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
+use sealblock_layers_multipath::{MultipathLayer, PathConfig, Quiesce, RetryPolicy};
+use sealblock_media_nvme_tcp::ListedIdentities;
 
 use crate::error::{Cause, StackError, printable};
 use crate::identity::{device_id, namespace_text, uuid_text};
@@ -29,6 +30,8 @@ struct Path {
     opener: Opener,
     /// The identity of the device, the same for all paths; `None` before one was open.
     identity: Rc<RefCell<Option<String>>>,
+    /// What its server lists of the device that it has open, as of the last open.
+    listed: RefCell<ListedIdentities>,
     /// The open path, as long as the layer uses it.
     open: RefCell<Weak<Live>>,
     /// Bytes received in earlier opens.
@@ -54,8 +57,8 @@ impl Paths {
         let identity = Rc::default();
         let path = |path: &TargetName| {
             let (target, identity) = (with_short_timeouts(path), Rc::clone(&identity));
-            let (open, received_bytes) = Default::default();
-            Rc::new(Path { target, access, usage, opener, identity, open, received_bytes })
+            let (listed, open, received_bytes) = Default::default();
+            Rc::new(Path { target, access, usage, opener, identity, listed, open, received_bytes })
         };
         Paths(paths.iter().map(path).collect())
     }
@@ -94,6 +97,9 @@ impl Path {
         let OpenTarget { device, info, held, .. } = self.open_checked().await?;
         let live = Rc::new(Live { held, received_bytes: Rc::clone(&self.received_bytes) });
         self.open.replace(Rc::downgrade(&live));
+        if let Some(remote) = info.all().iter().find_map(|info| info.remote.as_ref()) {
+            self.listed.replace(remote.identities.clone());
+        }
         Ok((device.with_companion(live), info))
     }
 
@@ -129,10 +135,10 @@ impl Path {
 
     /// Opens the path again beside the one that may be open. A target of sealblock delays that until no request of the lost
     /// path is in flight; another device knows nothing of them.
-    fn quiesce_opener(self: &Rc<Self>) -> Option<DeviceOpener> {
+    fn quiesce(self: &Rc<Self>) -> Option<Quiesce> {
         is_remote(&self.target).then(|| {
             let path = Rc::clone(self);
-            DeviceOpener::new(self.target.to_string(), move || {
+            let opener = DeviceOpener::new(self.target.to_string(), move || {
                 let path = Rc::clone(&path);
                 async move {
                     let opened = path.open_checked().await.map_err(unreachable)?;
@@ -140,7 +146,11 @@ impl Path {
                     let _ = closer.close(CloseLimit::OF_PROGRAM).await;
                     Ok(device)
                 }
-            })
+            });
+            let path = Rc::clone(self);
+            // The first one is drawn by the server that has the device open.
+            let target = Rc::new(move || path.listed.borrow().get().first().copied());
+            Quiesce { opener, target }
         })
     }
 }
@@ -175,7 +185,7 @@ pub(crate) async fn open(
                 return Err(failure);
             }
         };
-        configs.push(PathConfig { source: path.source(), quiesce: path.quiesce_opener(), device });
+        configs.push(PathConfig { source: path.source(), quiesce: path.quiesce(), device });
     }
     if let (true, Some(failure)) = (info.is_empty(), failed) {
         return Err(failure);

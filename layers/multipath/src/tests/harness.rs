@@ -1,5 +1,6 @@
 //! A virtual clock that advances only when every task waits, and paths that fail as a test specifies.
 
+use crate::Quiesce;
 use std::cell::{Cell, RefCell};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -179,11 +180,7 @@ impl Harness {
     }
 
     /// A harness whose paths can quiesce the target.
-    pub(super) fn with(
-        paths: usize,
-        policy: RetryPolicy,
-        quiesce: fn(usize, &TestLink) -> Option<DeviceOpener>,
-    ) -> Harness {
+    pub(super) fn with(paths: usize, policy: RetryPolicy, quiesce: fn(usize, &TestLink) -> Option<Quiesce>) -> Harness {
         let memory = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, 1000, None)));
         let links: Vec<TestLink> = (0..paths).map(|_| TestLink::to(&memory)).collect();
         let path_config = |(path, link): (usize, &TestLink)| PathConfig {
