@@ -180,6 +180,11 @@ impl Trial {
     /// then. To that label, the others could also be an older image, restored from just before it, that continued
     /// alone; so they are refused together.
     pub fn is_in_doubt(&self, error: &MirrorError) -> bool {
+        // Of removals that fail, some are recorded nevertheless.
+        let is_last = self.replicas.iter().filter(|replica| replica.is_in_use()).count() < 2;
+        if is_last && matches!(error, MirrorError::ReplicaCount(_)) {
+            return true;
+        }
         matches!(error, MirrorError::Assemble { error: AssembleError::SplitBrain { .. }, .. }) && self.has_doubt()
     }
 
