@@ -111,14 +111,9 @@ impl LinkedDevice {
         self.env.epoch.get() != self.epoch
     }
 
-    /// Waits while the link hangs for such a request; false if it broke meanwhile.
-    async fn is_answered(&self, kind: RequestKind) -> bool {
-        let hangs = || match self.env.link.get() {
-            ReplicaLink::Hung => true,
-            ReplicaLink::Stuck => kind.changes_blocks(),
-            ReplicaLink::Up | ReplicaLink::Full | ReplicaLink::Gone => false,
-        };
-        self.env.changed.wait_until(|| self.is_lost() || !hangs()).await;
+    /// Waits while the link hangs; false if it broke meanwhile.
+    async fn is_answered(&self) -> bool {
+        self.env.changed.wait_until(|| self.is_lost() || self.env.link.get() != ReplicaLink::Hung).await;
         !self.is_lost()
     }
 
@@ -157,8 +152,7 @@ impl Device for LinkedDevice {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        let kind = request.kind();
-        if !self.is_answered(kind).await {
+        if !self.is_answered().await {
             return unreachable();
         }
         if self.refuses(&request) {
@@ -178,6 +172,6 @@ impl Device for LinkedDevice {
             Either::Left((outcome, _)) => outcome,
             Either::Right(_) => return unreachable(),
         };
-        if self.is_answered(kind).await { outcome } else { unreachable() }
+        if self.is_answered().await { outcome } else { unreachable() }
     }
 }

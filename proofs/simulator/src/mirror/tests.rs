@@ -44,11 +44,6 @@ fn a_mirror_that_lets_overlapping_changes_race_is_caught() {
 }
 
 #[test]
-fn a_mirror_that_is_closed_as_if_no_change_were_in_flight_is_caught() {
-    assert_caught(Mutation::CloseInFlight, Workload::Mixed, 60);
-}
-
-#[test]
 fn a_mirror_that_destroys_the_last_copy_beside_a_resync_is_caught() {
     assert_caught(Mutation::PoisonLastCopy, Workload::Trim, 40);
 }

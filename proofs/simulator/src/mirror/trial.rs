@@ -3,7 +3,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Duration;
 
 use sealblock_layers_mirror::label::assemble::AssembleError;
 use sealblock_layers_mirror::label::{Label, ReplicaState};
@@ -180,11 +179,6 @@ impl Trial {
     /// then. To that label, the others could also be an older image, restored from just before it, that continued
     /// alone; so they are refused together.
     pub fn is_in_doubt(&self, error: &MirrorError) -> bool {
-        // Of removals that fail, some are recorded nevertheless.
-        let is_last = self.replicas.iter().filter(|replica| replica.is_in_use()).count() < 2;
-        if is_last && matches!(error, MirrorError::ReplicaCount(_)) {
-            return true;
-        }
         matches!(error, MirrorError::Assemble { error: AssembleError::SplitBrain { .. }, .. }) && self.has_doubt()
     }
 
@@ -425,13 +419,6 @@ async fn under_load(running: &RunningMirror, workload: Workload, is_durable: boo
         return running.executor.halt();
     }
     let task = if early || running.random.chance(20) { task } else { Some(start()) };
-    if running.random.chance(25) {
-        let ending = running.clone();
-        drop(running.executor.spawn("end", async move {
-            ending.executor.delay(Duration::from_micros(ending.random.between(0, 300_000))).await;
-            ending.close_in_time().await;
-        }));
-    }
     for _ in 0..running.random.between(1, 2) {
         workload::drive(workload, &running.client, &running.executor, &running.random).await;
     }
