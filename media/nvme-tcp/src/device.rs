@@ -51,7 +51,8 @@ impl NvmeTcpDevice {
             let session = config.open().await?;
             let info = connection_info(&config, &session);
             let codec = BlockCodec::new(&session.profile, config.options.data_digest);
-            let reconnecting = Reconnecting::new(RemoteNamespace::new(config, &session, &info), session, number);
+            let reconnecting =
+                Reconnecting::new(RemoteNamespace::new(config, &session, info.identities.clone()), session, number);
             Ok(NvmeTcpDevice(Rc::new(NvmeTcpState { io: Io { session: reconnecting, codec }, info })))
         })
     }
@@ -129,7 +130,7 @@ fn connection_info(config: &SessionConfig, session: &crate::session::Session) ->
         eui64: profile.identity.eui64,
         origin: session.pages.origin,
         identities: ListedIdentities::new(session.pages.identities.clone()),
-        content: session.pages.content,
+        content: profile.identity.content,
         protection: profile.pi_mode.kept(),
         tags: match profile.pi_mode {
             PiMode::None => PiSource::Auto,

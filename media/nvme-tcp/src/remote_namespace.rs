@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use sealblock_block::{Error, ErrorKind, Freshness};
-use sealblock_media_nvme::{NamespaceError, NamespaceProfile};
+use sealblock_media_nvme::NamespaceProfile;
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::features::AsynchronousEvent;
 use sealblock_protocols_nvme::logs::LogPage;
@@ -22,7 +22,7 @@ use crate::admin;
 use crate::options::{CounterCells, Counters};
 use crate::queue::Queue;
 use crate::session::{Session, SessionConfig};
-use crate::{ConnectError, ConnectionInfo, HostPort};
+use crate::{ConnectError, HostPort};
 
 /// An open namespace.
 pub(crate) struct RemoteNamespace {
@@ -32,7 +32,6 @@ pub(crate) struct RemoteNamespace {
     pub(crate) counters: CounterCells,
     /// What the target last listed.
     identities: ListedIdentities,
-    content: Option<u64>,
     is_writable: Cell<bool>,
     freshness: Cell<Freshness>,
     /// Counters of sessions that ended.
@@ -73,10 +72,6 @@ impl Endpoint for RemoteNamespace {
     async fn reopen(&self, _number: u64) -> Result<Session, ConnectError> {
         let session = self.config.open().await?;
         session.profile.check_unchanged(&self.profile)?;
-        if self.content.zip(session.pages.content).is_some_and(|(then, now)| then != now) {
-            let what = "its server has something else in the place of what it was".to_owned();
-            return Err(NamespaceError::Changed { what }.into());
-        }
         self.identities.set(session.pages.identities.clone());
         Ok(session)
     }
@@ -108,15 +103,14 @@ impl Endpoint for RemoteNamespace {
 
 impl RemoteNamespace {
     /// The namespace that this session has opened.
-    pub(crate) fn new(mut config: SessionConfig, session: &Session, info: &ConnectionInfo) -> RemoteNamespace {
+    pub(crate) fn new(mut config: SessionConfig, session: &Session, identities: ListedIdentities) -> RemoteNamespace {
         // Later sessions must open the same namespace, even if others have appeared.
         config.namespace = Some(session.profile.nsid);
         RemoteNamespace {
             config,
             profile: session.profile.clone(),
             counters: CounterCells::default(),
-            identities: info.identities.clone(),
-            content: info.content,
+            identities,
             is_writable: Cell::new(session.profile.abilities.writable),
             freshness: Cell::new(session.profile.abilities.freshness),
             past_counters: Cell::default(),

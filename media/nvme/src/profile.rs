@@ -96,6 +96,8 @@ pub struct NamespaceIdentity {
     pub eui64: Option<[u8; 8]>,
     /// SN: the serial number of the subsystem.
     pub serial: String,
+    /// The number of its content, where its target says it.
+    pub content: Option<u64>,
     capacity_blocks: u64,
     format: NamespaceFormat,
 }
@@ -244,6 +246,8 @@ impl NamespaceProfile {
             format!("its format is {:?} and was {:?}", a.format, b.format)
         } else if a.serial != b.serial {
             format!("its subsystem has the serial number {:?} and had {:?}", a.serial, b.serial)
+        } else if a.content.zip(b.content).is_some_and(|(now, then)| now != then) {
+            "its server has something else in the place of what it was".to_owned()
         } else {
             return Ok(());
         };
@@ -304,7 +308,8 @@ fn identity(nsid: u32, pages: &IdentifyPages) -> Result<NamespaceIdentity, Names
         }
     }
     let serial = pages.controller.sn.text();
-    Ok(NamespaceIdentity { uuid, nguid, eui64, serial, capacity_blocks: namespace.nsze, format })
+    let (content, capacity_blocks) = (pages.content, namespace.nsze);
+    Ok(NamespaceIdentity { uuid, nguid, eui64, serial, content, capacity_blocks, format })
 }
 
 /// `None` for an identifier that is all zeroes.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::wire::{self, DEVICE_PREFIX, UUID_PREFIX};
 
 /// More devices than this are no export that a client uses.
-pub const MAX_DEVICES: usize = 1024;
+const MAX_DEVICES: usize = 1024;
 
 /// What an export is, as far as its server says it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -69,7 +69,7 @@ mod violation;
 pub mod wire;
 
 pub use config::{Export, Limits, ServerConfig};
-pub use identity::{Identity, IdentitySource, MAX_DEVICES};
+pub use identity::{Identity, IdentitySource};
 pub use reply::{ErrorReply, StatusDescriptor};
 pub use request::{Command, Request, Ticket};
 pub use server::{Event, Server};

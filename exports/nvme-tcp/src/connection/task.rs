@@ -378,10 +378,8 @@ impl Connection {
 
     /// True if this is an I/O queue that its host ends: by Disconnect, or with its controller.
     fn is_left_by_host(&self) -> bool {
-        let disconnect = self.disconnect.take();
-        self.disconnect.set(disconnect);
         match &*self.role.borrow() {
-            Role::Io(context, _) => disconnect.is_some() || context.controller().is_shut_down(),
+            Role::Io(context, _) => self.disconnect.get().is_some() || context.controller().is_shut_down(),
             Role::New | Role::Admin(_) => false,
         }
     }

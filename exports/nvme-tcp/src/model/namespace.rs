@@ -84,8 +84,7 @@ impl Namespace {
     }
 
     /// Returns the same namespace with this number, which is another one if something else is in the place of what it lies
-    /// on.
-    /// Sealblock hosts that reconnect do not use one with another number.
+    /// on. Sealblock hosts that reconnect do not use one with another number.
     pub fn with_content(self, content: Option<u64>) -> Namespace {
         Namespace { content, ..self }
     }

@@ -214,6 +214,11 @@ fn a_namespace_is_the_same_only_if_all_of_it_is() {
     for other in others {
         assert!(matches!(profile(other).unwrap().check_unchanged(&before), Err(NamespaceError::Changed { .. })));
     }
+    let of = |content| profile(move |pages| pages.content = content).unwrap();
+    assert!(matches!(of(Some(1)).check_unchanged(&of(Some(2))), Err(NamespaceError::Changed { .. })));
+    for (now, then) in [(Some(1), Some(1)), (None, Some(1)), (Some(1), None)] {
+        assert!(of(now).check_unchanged(&of(then)).is_ok(), "{now:?} after {then:?}");
+    }
     let copy = profile(others[2]).unwrap().check_unchanged(&before).unwrap_err().to_string();
     assert!(copy.contains(r#"has the serial number "another" and had """#), "{copy}");
 }

@@ -120,28 +120,19 @@ impl ExportReply {
         Some(Ok(()))
     }
 
-    /// The information, once the option is acknowledged, without what other contexts say.
+    /// The information, once the option is acknowledged.
     pub(super) fn finish(
         self,
         style: ReplyStyle,
         context: Option<u32>,
         is_fenced: bool,
+        older: u8,
+        identity: Identity,
     ) -> Result<ExportInfo, Violation> {
         let (size_bytes, flags) = self.export.ok_or(Violation::NoSize)?;
         // DF means nothing without structured replies.
         let flags = if style == ReplyStyle::Simple { flags & !transmission::SEND_DF } else { flags };
         let ExportReply { name, description, sizes, .. } = self;
-        Ok(ExportInfo {
-            name,
-            description,
-            size_bytes,
-            flags,
-            sizes,
-            style,
-            context,
-            is_fenced,
-            older: 0,
-            identity: Identity::default(),
-        })
+        Ok(ExportInfo { name, description, size_bytes, flags, sizes, style, context, is_fenced, older, identity })
     }
 }

@@ -1,7 +1,7 @@
 //! The fixed newstyle negotiation of a client: one option after the other, each sent once.
 
 use crate::client::config::{Goal, OPTION_REPLY_DATA_BYTES};
-use crate::client::export_info::{ExportInfo, ListedExport};
+use crate::client::export_info::ListedExport;
 use crate::client::session::{Client, ClientPhase, Event, OptionReply};
 use crate::client::violation::{Closed, NegotiationError, Violation};
 use crate::identity::Identity;
@@ -188,8 +188,8 @@ impl Client {
         let export_reply = std::mem::take(&mut self.negotiation.export_reply);
         let negotiated = &mut self.negotiation;
         let (older, identity) = (negotiated.older.unwrap_or(0), std::mem::take(&mut negotiated.identity));
-        let export = export_reply.finish(negotiated.style, negotiated.context, negotiated.is_fenced)?;
-        let export = ExportInfo { older, identity, ..export };
+        let (style, context, is_fenced) = (negotiated.style, negotiated.context, negotiated.is_fenced);
+        let export = export_reply.finish(style, context, is_fenced, older, identity)?;
         if option == option::INFO {
             self.done = Some(self.abort());
             return Ok(Step::Event(Event::Described(export)));
