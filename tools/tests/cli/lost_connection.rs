@@ -28,6 +28,11 @@ fn nbd_address(server: &Server) -> String {
     server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned()
 }
 
+/// A configuration that serves this target as `x`, over NBD, too.
+fn exported(target: &str, more: &str) -> String {
+    format!("[[subsystems]]\nname = \"x\"\nnamespaces = [{{ target = \"{target}\", nbd = \"x\"{more} }}]\n")
+}
+
 /// Two volumes of one size without tags, which NBD does not carry.
 fn volumes() -> Place {
     let place = Place::new();
@@ -106,13 +111,8 @@ fn what_a_server_has_under_the_name_after_its_restart_is_used_only_if_it_is_the_
         place.write("ones", &vec![1; 1 << 20]);
         place.run("copy ones c").succeeds();
         place.write("data", &vec![7; 1 << 20]);
-        let config = |name: &str, target: &str| {
-            let text =
-                format!("[[subsystems]]\nname = \"x\"\nnamespaces = [{{ target = \"{target}\", nbd = \"x\" }}]\n");
-            place.write(name, text.as_bytes());
-        };
-        config("before.toml", "b");
-        config("after.toml", if is_same { "b" } else { "c" });
+        place.write("before.toml", exported("b", "").as_bytes());
+        place.write("after.toml", exported(if is_same { "b" } else { "c" }, "").as_bytes());
         let far = Server::start_at(&place, "--config before.toml --listen 127.0.0.1:0 --nbd 127.0.0.1:0");
         let (nvme, nbd) = (far.address().to_owned(), nbd_address(&far));
         let export = format!("nbd://{nbd}/x");
@@ -216,9 +216,6 @@ fn a_mirror_takes_no_device_twice_after_the_server_of_a_replica_was_restarted() 
 /// What lies below a name is compared, whatever is in between: a part, a fault, a UUID that stays, another server.
 #[test]
 fn another_device_below_the_same_name_is_not_used_after_a_restart() {
-    let far_config = |below: &str, uuid: &str| {
-        format!("[[subsystems]]\nname = \"x\"\nnamespaces = [{{ target = \"{below}\", nbd = \"x\"{uuid} }}]\n")
-    };
     const UUID: &str = ", uuid = \"6fa4c2d8-32c1-4fd0-8c28-d4f6b1f0e0aa\"";
     for (form, uuid, has_gateway) in [
         ("offset:0..127,", "", false),
@@ -232,13 +229,13 @@ fn another_device_below_the_same_name_is_not_used_after_a_restart() {
         for plain in ["a", "b"].into_iter().filter(|_| form.ends_with("raw:")) {
             place.write(plain, &vec![1; 1 << 20]);
         }
-        place.write("far.toml", far_config(&format!("{form}b"), uuid).as_bytes());
+        place.write("far.toml", exported(&format!("{form}b"), uuid).as_bytes());
         let serve = |at: &str| Server::start_at(&place, &format!("--config {at}"));
         let far = serve("far.toml --listen 127.0.0.1:0 --nbd 127.0.0.1:0");
         let far_at = format!("far.toml --listen {} --nbd {}", far.address(), nbd_address(&far));
         let mut export = format!("nbd://{}/x", nbd_address(&far));
         let gateway = has_gateway.then(|| {
-            place.write("gateway.toml", far_config(&export, "").as_bytes());
+            place.write("gateway.toml", exported(&export, "").as_bytes());
             serve("gateway.toml --listen 127.0.0.1:0 --nbd 127.0.0.1:0")
         });
         let gateway_at =
