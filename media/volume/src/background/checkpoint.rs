@@ -222,6 +222,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let write_seq = self.superblock.get().write_seq + 1;
         let is_put_back = changed.is_put_back || self.block_map.has_newer_pages();
         let superblock = Superblock { write_seq, is_anchored, is_begun, is_put_back, labels_written, ..changed };
+        // Requests write superblocks, too. The write of a dropped one may still be in flight, and could overwrite this
+        // one.
+        self.medium.drain().await;
         superblocks::write(&self.medium, &superblock).await?;
         self.sync_or_fail().await?;
         self.superblock.set(superblock);
@@ -265,6 +268,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if !self.keeps_lost_log.get() {
             return Ok(());
         }
+        // Writes of a dropped request that began this may still be in flight.
+        self.medium.drain().await;
         self.block_map.groups.repair(&self.medium).await?;
         // Its notes do not belong to the new log. The next superblock counts on from the newest that there ever was.
         let before = self.superblock.get();

@@ -8,6 +8,7 @@ use sealblock_runtime_memory::Buffer;
 use crate::format::{Answered, MapEntryKind, MapEntryRun, NOTE_PAGE_BYTES, NotesPlace};
 use crate::log::notes::{Half, Leader, Pending, Way};
 use crate::options::Mutation;
+use crate::space::free_map::Run;
 use crate::volume::Volume;
 
 /// The place of notes takes at most this fraction of the spare physical blocks of its block group.
@@ -254,15 +255,26 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(0)
     }
 
+    /// The place of notes, in a block group if it is not taken yet; `None` if there is none.
+    async fn make_place(&self, group: u64, boot: [u8; 16]) -> Option<NotesPlace> {
+        let (group, taken) = match self.notes.taken.get() {
+            // A change took it, and was dropped or failed before the superblock named it.
+            Some(taken) => taken,
+            None => self.take_place(group).await?,
+        };
+        let half_bytes = (taken.1 / 2) << self.geometry.block_size.shift();
+        let run = self.superblock.get().write_seq + 1;
+        Some(NotesPlace { offset: self.pbn_offset(group, taken.0), half_bytes, run, boot, counted: None })
+    }
+
     /// Takes free physical blocks of a block group for notes and fills them with zeroes, so that they have space and no
     /// notes of an earlier open.
-    async fn make_place(&self, group: u64, boot: [u8; 16]) -> Option<NotesPlace> {
+    async fn take_place(&self, group: u64) -> Option<(u64, Run)> {
         let shift = self.geometry.block_size.shift();
         let page_blocks = (NOTE_PAGE_BYTES >> shift).max(1) as u32;
         let most = self.notes.half_bytes_max.min(NotesPlace::half_bytes_max(&self.layout));
         let half_bytes = u64::from(most).min(self.spare_bytes_for_notes(group)) as u32;
         let half_blocks = (half_bytes >> shift) / page_blocks * page_blocks;
-        let half_bytes = half_blocks << shift;
         let taken = (half_blocks > 0)
             .then(|| self.allocator.take_by(group, |map| map.take_from_end(2 * half_blocks, page_blocks)))
             .flatten();
@@ -270,16 +282,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             tracing::debug!(group, "no room for notes; changes are made durable before they are answered");
             return None;
         };
-        let offset = self.pbn_offset(group, taken.runs()[0].0);
-        let run = self.superblock.get().write_seq + 1;
-        let place = NotesPlace { offset, half_bytes, run, boot, counted: None };
-        if let Err(error) = self.fill_place(&place).await {
+        let run = taken.runs()[0];
+        if let Err(error) = self.fill_place(self.pbn_offset(group, run.0), u64::from(run.1) << shift).await {
             tracing::debug!(%error, "no notes; changes are made durable before they are answered");
             return None;
         }
-        self.notes.taken.set(Some((group, taken.runs()[0])));
+        self.notes.taken.set(Some((group, run)));
         taken.commit();
-        Some(place)
+        Some((group, run))
     }
 
     /// Bytes of a half that the block group's spare physical blocks have room for beside a long write.
@@ -290,15 +300,15 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         (left << self.geometry.block_size.shift()) / 2
     }
 
-    async fn fill_place(&self, place: &NotesPlace) -> Result<(), MediumError> {
+    async fn fill_place(&self, offset: u64, bytes: u64) -> Result<(), MediumError> {
         let mut at = 0;
-        while at < place.bytes() {
-            let length = (place.bytes() - at).min(ZEROES_BYTES);
-            self.medium.write(place.offset + at, Buffer::zeroed(length as usize).freeze()).await?;
+        while at < bytes {
+            let length = (bytes - at).min(ZEROES_BYTES);
+            self.medium.write(offset + at, Buffer::zeroed(length as usize).freeze()).await?;
             at += length;
         }
         // Tests whether notes work at all.
-        self.medium.note(place.offset, &[0; NOTE_PAGE_BYTES])
+        self.medium.note(offset, &[0; NOTE_PAGE_BYTES])
     }
 
     /// Frees the place of notes. Requires that nothing changes any more, and everything is durable.

@@ -366,6 +366,48 @@ fn what_of_a_dropped_change_is_not_noted_never_takes_effect() {
     rig.verify().unwrap();
 }
 
+/// Drops the first writes of an opening after this number of polls each, then writes, and lets what was dropped arrive
+/// late. Returns the number of free physical blocks, and true if a write ended before it was dropped.
+fn after_dropped_first_writes(polls: usize, writes: usize) -> (u32, bool) {
+    let medium = medium();
+    medium.turns.set(1);
+    let rig = noted(&medium);
+    let mut is_ended = false;
+    for _ in 0..writes {
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 7 };
+        let data = Slice::copy_from(&pattern(1, 4096));
+        let sealed = Sealed::seal(data, BlockSize::B4096, rig.gate.geometry().protection, &tags);
+        let first = Request::write(Extent::from_raw(7, 1).unwrap(), sealed, Durability::Volatile);
+        let mut first = Box::pin(rig.gate.execute(first));
+        is_ended |= (0..polls).any(|_| first.as_mut().now_or_never().is_some());
+    }
+    rig.write(7, &pattern(2, 4096)).unwrap();
+    medium.land();
+    assert_eq!(noted(&copied(&medium)).read(7, 1).unwrap(), pattern(2, 4096), "{polls} polls");
+    rig.flush().unwrap();
+    rig.idle();
+    let free = rig.gate.device().allocator.free(0);
+    rig.verify().unwrap();
+    rig.close();
+    (free, is_ended)
+}
+
+/// The place of notes is made, and the superblock that names it is written, by whichever change is the first.
+#[test]
+fn a_first_change_that_is_dropped_at_any_step_takes_no_space_and_its_late_superblock_does_no_harm() {
+    let (free, _) = after_dropped_first_writes(0, 0);
+    for polls in 0.. {
+        for writes in 1..=3 {
+            let (left, is_ended) = after_dropped_first_writes(polls, writes);
+            assert_eq!(left, free, "{writes} writes were dropped after {polls} polls");
+            if writes == 1 && is_ended {
+                assert!(polls > 8, "the premise: it waits on its way, {polls}");
+                return;
+            }
+        }
+    }
+}
+
 #[test]
 fn a_snapshot_with_old_notes_is_a_crash_image() {
     let medium = medium();
