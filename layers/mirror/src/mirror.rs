@@ -133,6 +133,8 @@ pub enum Mutation {
     SharedEpoch,
     /// Overlapping changes do not wait for each other.
     Unordered,
+    /// Regions with changes in flight leave the labels when the mirror is closed.
+    CloseInFlight,
 }
 
 impl Mutation {

@@ -58,7 +58,7 @@ const OF_VOLUMES: [(&str, VolumeMutation); 35] = [
     ("forget-lost", VolumeMutation::ForgetLost),
 ];
 
-const OF_MIRRORS: [(&str, MirrorMutation); 20] = [
+const OF_MIRRORS: [(&str, MirrorMutation); 21] = [
     ("none", MirrorMutation::None),
     ("skip-mark", MirrorMutation::SkipMark),
     ("complete-early", MirrorMutation::CompleteEarly),
@@ -66,6 +66,7 @@ const OF_MIRRORS: [(&str, MirrorMutation); 20] = [
     ("clear-unflushed", MirrorMutation::ClearUnflushed),
     ("evict-unflushed", MirrorMutation::EvictUnflushed),
     ("unordered", MirrorMutation::Unordered),
+    ("close-in-flight", MirrorMutation::CloseInFlight),
     ("poison-last-copy", MirrorMutation::PoisonLastCopy),
     ("forget-stale", MirrorMutation::ForgetStale),
     ("forget-flushing", MirrorMutation::ForgetFlushing),

@@ -283,8 +283,9 @@ impl<C: Clock> Mirror<C> {
 
     /// True if no change is in flight in these regions of a group, and all in-sync replicas have the same there.
     pub(crate) fn is_at_rest(&self, group: &RangeInclusive<u32>) -> bool {
+        let passes = self.mutation.is(Mutation::CloseInFlight) && self.is_closing.get();
         !self.write_intent.nosync.borrow().contains_any(group.clone())
-            && !self.range_lock.is_locked(self.map.group_extent(group).into())
+            && (passes || !self.range_lock.is_locked(self.map.group_extent(group).into()))
     }
 
     /// Waits until the labels have room for the groups of an extent, unless none can leave.

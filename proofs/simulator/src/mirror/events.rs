@@ -161,8 +161,7 @@ async fn remove(running: &RunningMirror, env: &Rc<ReplicaEnv>) {
     env.is_leaving.set(true);
     let removed = mirror.remove(&env.name).await;
     running.harness.log(format!("at {:?} replica {} is removed: {removed:?}", running.executor.now(), env.number));
-    env.is_leaving.set(false);
-    if removed.is_err() {
-        env.is_removed.set(false);
-    }
+    // A removal that failed may be recorded in some labels all the same.
+    env.is_leaving.set(removed.is_err());
+    env.is_removed.set(removed.is_ok());
 }

@@ -111,9 +111,14 @@ impl LinkedDevice {
         self.env.epoch.get() != self.epoch
     }
 
-    /// Waits while the link hangs; false if it broke meanwhile.
-    async fn is_answered(&self) -> bool {
-        self.env.changed.wait_until(|| self.is_lost() || self.env.link.get() != ReplicaLink::Hung).await;
+    /// Waits while the link hangs for such a request; false if it broke meanwhile.
+    async fn is_answered(&self, kind: RequestKind) -> bool {
+        let hangs = || match self.env.link.get() {
+            ReplicaLink::Hung => true,
+            ReplicaLink::Stuck => kind.changes_blocks(),
+            ReplicaLink::Up | ReplicaLink::Full | ReplicaLink::Gone => false,
+        };
+        self.env.changed.wait_until(|| self.is_lost() || !hangs()).await;
         !self.is_lost()
     }
 
@@ -152,7 +157,8 @@ impl Device for LinkedDevice {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        if !self.is_answered().await {
+        let kind = request.kind();
+        if !self.is_answered(kind).await {
             return unreachable();
         }
         if self.refuses(&request) {
@@ -172,6 +178,6 @@ impl Device for LinkedDevice {
             Either::Left((outcome, _)) => outcome,
             Either::Right(_) => return unreachable(),
         };
-        if self.is_answered().await { outcome } else { unreachable() }
+        if self.is_answered(kind).await { outcome } else { unreachable() }
     }
 }

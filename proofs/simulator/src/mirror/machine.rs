@@ -1,8 +1,11 @@
 //! One machine with a mirror: the disks of its replicas, the mirror, and its hosts, until they end or the machine
 //! stops.
 
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
 
+use futures_util::future::{join_all, select};
 use sealblock_block::DynDevice;
 use sealblock_layers_mirror::{
     CreateOptions, MirrorError, Mutation, OpenMirror, OpenOptions, ReplicaError, ReplicaSource, TestHooks,
@@ -10,7 +13,7 @@ use sealblock_layers_mirror::{
 };
 
 use super::harness::{FasterClock, Harness, WatchedMirror};
-use super::replica_env::ReplicaEnv;
+use super::replica_env::{ReplicaEnv, ReplicaLink};
 use crate::client::Client;
 use crate::executor::Executor;
 use crate::random::Random;
@@ -58,6 +61,28 @@ impl RunningMirror {
             Err(_) if self.harness.losses.get() > 0 => {}
             Err(error) => self.harness.find(format!("the mirror could not be closed: {error}")),
         }
+    }
+
+    /// Closes the mirror as a server does whose time is up: it leaves changes in flight behind, whatever becomes of
+    /// them, and so it does with replicas that do not close in time. Nothing runs afterwards.
+    pub async fn close_in_time(&self, random: &Random) {
+        const CLOSING: Duration = Duration::from_millis(200);
+        let Some(mirror) = self.harness.mirror.borrow().clone() else { return };
+        let online: Vec<_> = self.in_use().into_iter().filter(|env| env.link.get() == ReplicaLink::Up).collect();
+        if let Some(env) = online.get(random.below(2 * online.len() as u64) as usize) {
+            self.harness.break_link(env, ReplicaLink::Stuck);
+            self.executor.delay(Duration::from_micros(random.between(0, 200_000))).await;
+        }
+        let time_left = Duration::from_micros(random.between(0, 20_000));
+        let closed = self.executor.delay(CLOSING);
+        let closing = async {
+            // Whatever went wrong, the labels must be right.
+            let _ = mirror.close_without(self.executor.delay(time_left)).await;
+            let closes = self.in_use().into_iter().filter_map(|env| env.close.borrow_mut().take());
+            join_all(closes.collect::<Vec<_>>()).await;
+        };
+        select(pin!(closing), pin!(closed)).await;
+        self.executor.halt();
     }
 }
 

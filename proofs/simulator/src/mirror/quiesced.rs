@@ -14,7 +14,7 @@ use super::replica_env::{ReplicaEnv, ReplicaLink};
 use crate::client::Stop;
 
 /// The maximum number of checks until the mirror is quiesced.
-const LOOKS: usize = 2_000;
+const LOOKS: usize = 10_000;
 
 /// Brings every replica online, waits until the mirror is quiesced, and compares the replicas.
 pub(super) async fn quiesce_and_compare(running: &RunningMirror) -> Result<(), Stop> {
@@ -28,7 +28,7 @@ pub(super) async fn quiesce(running: &RunningMirror) -> Result<(), Stop> {
     for env in running.in_use() {
         env.held.set(false);
         match env.link.get() {
-            ReplicaLink::Hung => running.harness.break_link(&env, ReplicaLink::Gone),
+            ReplicaLink::Hung | ReplicaLink::Stuck => running.harness.break_link(&env, ReplicaLink::Gone),
             ReplicaLink::Full => running.harness.break_link(&env, ReplicaLink::Up),
             ReplicaLink::Up | ReplicaLink::Gone => {}
         }

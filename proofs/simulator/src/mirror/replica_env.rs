@@ -19,6 +19,8 @@ pub(super) enum ReplicaLink {
     Full,
     /// Requests get no response and no error.
     Hung,
+    /// The same for changes of blocks; everything else is executed.
+    Stuck,
     /// Every request fails at once, including those in flight.
     Gone,
 }

@@ -44,6 +44,11 @@ fn a_mirror_that_lets_overlapping_changes_race_is_caught() {
 }
 
 #[test]
+fn a_mirror_that_is_closed_as_if_no_change_were_in_flight_is_caught() {
+    assert_caught(Mutation::CloseInFlight, Workload::Mixed, 60);
+}
+
+#[test]
 fn a_mirror_that_destroys_the_last_copy_beside_a_resync_is_caught() {
     assert_caught(Mutation::PoisonLastCopy, Workload::Trim, 40);
 }
@@ -73,7 +78,7 @@ fn a_mirror_that_accepts_an_older_image_used_alone_is_caught() {
 
 #[test]
 fn a_mirror_that_identifies_replicas_by_the_order_of_names_is_caught() {
-    assert_caught(Mutation::TrustOrder, Workload::Trim, 40);
+    assert_caught(Mutation::TrustOrder, Workload::Trim, 100);
 }
 
 #[test]

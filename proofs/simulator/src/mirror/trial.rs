@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 use sealblock_layers_mirror::label::assemble::AssembleError;
 use sealblock_layers_mirror::label::{Label, ReplicaState};
@@ -183,8 +184,10 @@ impl Trial {
     }
 
     fn has_doubt(&self) -> bool {
-        let current: Vec<_> =
-            self.replicas.iter().filter(|replica| replica.is_current).filter_map(Replica::own_label).collect();
+        // By its own label: such a replica may have failed since.
+        let is_listed =
+            |replica: &&Replica| replica.is_current || replica.is_in_use() && replica.calls_itself_current();
+        let current: Vec<_> = self.replicas.iter().filter(is_listed).filter_map(Replica::own_label).collect();
         let lacks = |label: &Label| {
             let is_missing = |id| label.replicas.iter().any(|of| of.id == id && of.state != ReplicaState::InSync);
             let is_own_current = label.replicas[label.own_index].state == ReplicaState::InSync;
@@ -372,10 +375,9 @@ impl Trial {
                 (replica.older, replica.older_at) = (replica.image.clone(), self.changes);
             }
         }
-        let leaving = harness.envs.borrow().iter().filter(|env| env.is_leaving.get()).map(|env| env.number).next();
-        if let Some(replica) = leaving {
-            self.decide_removal(replica);
-        }
+        let leaving: Vec<usize> =
+            harness.envs.borrow().iter().filter(|env| env.is_leaving.get()).map(|env| env.number).collect();
+        leaving.into_iter().for_each(|replica| self.decide_removal(replica));
         let replacing =
             |env: &Rc<ReplicaEnv>| env.replaces.get().filter(|_| !env.is_member.get()).map(|old| (env.number, old));
         let coming: Vec<(usize, usize)> = harness.envs.borrow().iter().filter_map(replacing).collect();
@@ -392,7 +394,8 @@ impl Trial {
         harness.mirror.borrow_mut().take();
     }
 
-    /// A removal was in progress when the machine stopped, so the labels decide whether the replica is removed.
+    /// A removal was in progress when the machine stopped, or had failed, so the labels decide whether the replica is
+    /// removed.
     fn decide_removal(&mut self, replica: usize) {
         // Its own label is written first, and is decisive.
         let is_told = self.replicas[replica].own_state() == Some(ReplicaState::Removed);
@@ -419,6 +422,14 @@ async fn under_load(running: &RunningMirror, workload: Workload, is_durable: boo
         return running.executor.halt();
     }
     let task = if early || running.random.chance(20) { task } else { Some(start()) };
+    let ending = running.random.fork("ending");
+    if ending.chance(25) {
+        let (running, executor) = (running.clone(), running.executor.clone());
+        drop(executor.clone().spawn("ending", async move {
+            executor.delay(Duration::from_micros(ending.between(0, 300_000))).await;
+            running.close_in_time(&ending).await;
+        }));
+    }
     for _ in 0..running.random.between(1, 2) {
         workload::drive(workload, &running.client, &running.executor, &running.random).await;
     }
