@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use sealblock_block::{
     Abilities, Clock, Device, DynDevice, ErrorKind, Freshness, Geometry, Limits, WhyOlder, is_unwritten,
 };
-use sealblock_units::BlockSize;
+use sealblock_units::{BlockSize, Extent, Lba};
 
 use crate::background::Worker;
 use crate::error::MirrorError;
@@ -24,6 +24,7 @@ use crate::mirror::probe::{
     ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device, why_older, why_unfit,
 };
 use crate::mirror::replica::{Replica, ReplicaSource, has_reserved_area};
+use crate::mirror::samples::{is_another, other_content, sample_blocks};
 use crate::mirror::write_intent::{PriorState, WriteIntent};
 use crate::mirror::{Mirror, MirrorParts, Mutation, TestHooks, abilities};
 
@@ -106,6 +107,9 @@ async fn open_all<C: Clock>(
     }
     let older = older(&sources);
     let assembly = assemble_beside(&found, &older, answered).map_err(|refusal| assemble_error(refusal, &sources))?;
+    if let Assembly::Known(known) = &assembly {
+        leave_out_others(&mut sources, &found, known, &options.random).await;
+    }
     let doubts = matches!(&assembly, Assembly::Known(known) if !older.is_empty() && !known.may_be_older);
     let is_found_lost = matches!(&assembly, Assembly::Known(known) if known.label.unreported_loss && answered.contains(&Answered::MayBeLost));
     let labels_differ = matches!(&assembly, Assembly::Known(known) if known.labels_differ);
@@ -223,6 +227,31 @@ fn is_word_missing(known: &ExistingMirror, found: &[ReplicaProbe]) -> bool {
     };
     let mut records = known.label.replicas.iter().enumerate();
     records.any(|(at, record)| record.state == ReplicaState::InSync && !is_labelled(at))
+}
+
+/// Leaves out the devices without room for a label that cannot be the replicas whose names they have.
+async fn leave_out_others(
+    sources: &mut [ReplicaSource],
+    found: &[ReplicaProbe],
+    known: &ExistingMirror,
+    random: &[u8; 16],
+) {
+    let label = &known.label;
+    let record = |at: usize| &label.replicas[known.indices[at]];
+    let is_sure = |at: &usize| record(*at).state == ReplicaState::InSync && found[*at].label().is_some();
+    let sure = (0..sources.len()).find(|at| is_sure(at) && sources[*at].device.is_ok());
+    let Some((sure, Ok(replica))) = sure.map(|at| (at, sources[at].device.clone())) else { return };
+    let mut blocks = sample_blocks(label.capacity_blocks, u64::from_le_bytes(*random.first_chunk().expect("16 bytes")));
+    let stale = |lba: Lba| label.replicas.iter().any(|record| record.stale.contains(&lba.get()));
+    blocks.retain(|lba| !label.dirty.contains_any(label.map.of(Extent::one(*lba))) && !stale(*lba));
+    for at in (0..sources.len()).filter(|at| found[*at] == ReplicaProbe::Unlabelled { has_room: false }) {
+        let Ok(device) = &sources[at].device else { continue };
+        let mut blocks = blocks.clone();
+        blocks.retain(|lba| !record(at).out_of_sync.contains_any(label.map.of(Extent::one(*lba))));
+        if is_another(&replica, device, &blocks).await {
+            sources[at].device = Err(other_content(&sources[sure].name));
+        }
+    }
 }
 
 /// Clears the lineage of a label.

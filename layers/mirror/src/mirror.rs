@@ -6,6 +6,7 @@ pub(crate) mod hot_groups;
 pub(crate) mod labels;
 pub(crate) mod probe;
 pub(crate) mod replica;
+pub(crate) mod samples;
 pub(crate) mod write_intent;
 
 use std::cell::{Cell, RefCell};

@@ -2,13 +2,16 @@
 
 use std::rc::Rc;
 
+use futures_util::future::join_all;
 use sealblock_block::{Clock, DynDevice, ErrorKind, WhyOlder};
+use sealblock_units::{Extent, Lba};
 
 use crate::error::MirrorError;
 use crate::label::assemble::{Assembly, ReplicaProbe, add_missed, assemble, is_still_new, needs_full_resync};
 use crate::label::{Label, ReplicaState};
 use crate::mirror::probe::{check_fit, default_name, probe_device, why_older, why_unfit};
 use crate::mirror::replica::{Replica, ReplicaSource};
+use crate::mirror::samples::{are_of_another, differs, other_content, sample_blocks};
 use crate::mirror::{Mirror, Mutation};
 
 impl<C: Clock> Mirror<C> {
@@ -31,6 +34,8 @@ impl<C: Clock> Mirror<C> {
             replica.is_unlabelled.set(true);
             return Err("the device has no label, so it is not this replica; `sealblock mirror replace` makes it one"
                 .to_owned());
+        } else if let Some(other) = self.not_content_of(replica, &device).await {
+            return Err(other_content(&other));
         }
         replica.stale.borrow_mut().withhold_again();
         self.write_intent.is_stale_check_due.set(true);
@@ -47,6 +52,24 @@ impl<C: Clock> Mirror<C> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// The replica whose content a device without a label does not have where it lacks nothing of what its replica had.
+    async fn not_content_of(&self, replica: &Replica, device: &DynDevice) -> Option<String> {
+        let in_sync = self.in_sync().into_iter().find(|other| other.id != replica.id)?;
+        let current = in_sync.device()?;
+        let blocks = sample_blocks(self.geometry.capacity_blocks, self.write_intent.events.get());
+        let differs = join_all(blocks.iter().map(|lba| differs(&current, device, *lba))).await;
+        // Now, since changes may have run meanwhile: each marks its regions first.
+        let marked = [&replica.out_of_sync, &replica.to_resync, &self.write_intent.dirty, &self.write_intent.nosync];
+        let stale = [replica.stale.borrow().listed(), in_sync.stale.borrow().listed()].concat();
+        let must_be_equal = |lba: Lba| {
+            let regions = self.map.of(Extent::one(lba));
+            !stale.contains(&lba.get()) && !marked.iter().any(|of| of.borrow().contains_any(regions.clone()))
+        };
+        let differs: Vec<_> =
+            differs.into_iter().zip(blocks).map(|(differs, lba)| differs.filter(|_| must_be_equal(lba))).collect();
+        are_of_another(&differs).then(|| in_sync.name().to_string())
     }
 
     /// Why a device that does not fit cannot be attached, and what its label says besides: it may have changes that the mirror lacks.

@@ -13,6 +13,7 @@ mod older;
 mod paging;
 mod replicas;
 mod requests;
+mod samples;
 mod sets;
 mod stale;
 mod unfit;

@@ -1,0 +1,99 @@
+//! Samples of a device without room for a label, compared with a replica that has one: whether it can be the replica
+//! whose name it has.
+//!
+//! Only blocks are compared that no label marks, so they are equal on the replica itself, unless they rot. Single
+//! differences are damage, which a verify finds; many are another device, or an earlier state of this one. Equal samples
+//! prove nothing.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::{join, join_all};
+use sealblock_block::{Device, DynDevice, Expectations, Request, Response};
+use sealblock_integrity::Sealed;
+use sealblock_units::{Extent, Lba};
+
+/// Sampled blocks at the start, where file systems and partition tables have what tells them apart.
+const AT_START: u64 = 16;
+/// The same at the end, where copies of these are.
+const AT_END: u64 = 8;
+/// Sampled blocks that are spread over the device.
+const SPREAD: u64 = 40;
+/// One in this many samples may differ, and always one.
+const DIFFERENT: usize = 16;
+
+/// The blocks of a device to compare, other ones for another `random`.
+pub(crate) fn sample_blocks(capacity_blocks: u64, random: u64) -> Vec<Lba> {
+    let ends = (0..AT_START.min(capacity_blocks)).chain(capacity_blocks.saturating_sub(AT_END)..capacity_blocks);
+    let step = capacity_blocks.div_ceil(SPREAD).max(1);
+    let spread = (random % step..capacity_blocks).step_by(usize::try_from(step).unwrap_or(usize::MAX));
+    ends.chain(spread).collect::<BTreeSet<u64>>().into_iter().map(Lba::new).collect()
+}
+
+/// True if these blocks differ on both devices, by `differs`, in more places than damage explains. Blocks of which that is not known do
+/// not count.
+pub(crate) fn are_of_another(differs: &[Option<bool>]) -> bool {
+    let compared = differs.iter().flatten().count();
+    let different = differs.iter().filter(|differs| **differs == Some(true)).count();
+    different > (compared / DIFFERENT).max(1)
+}
+
+/// Why a device is not used whose content is not that of this replica.
+pub(crate) fn other_content(replica: &str) -> String {
+    format!(
+        "its content is not that of {replica}: it is another device, or one of them was put back to an earlier state; `sealblock mirror replace` makes it a replica"
+    )
+}
+
+/// True if these blocks of a device are not those of a replica that is in sync.
+pub(crate) async fn is_another(replica: &DynDevice, device: &DynDevice, blocks: &[Lba]) -> bool {
+    are_of_another(&join_all(blocks.iter().map(|lba| differs(replica, device, *lba))).await)
+}
+
+/// Whether a block differs on both devices; `None` if one of them cannot read it.
+pub(crate) async fn differs(one: &DynDevice, other: &DynDevice, lba: Lba) -> Option<bool> {
+    let (one, other) = join(read(one, lba), read(other, lba)).await;
+    Some(one?.first_difference(&other?, true).is_some())
+}
+
+async fn read(device: &DynDevice, lba: Lba) -> Option<Sealed> {
+    match device.execute(Request::read(Extent::one(lba), Expectations::NONE)).await {
+        Ok(Response::Data(data)) => Some(data),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_within_the_device_and_at_both_ends_of_it() {
+        for capacity in [1, 2, 7, 40, 64, 1000, 1 << 40] {
+            for random in [0, 3, u64::MAX] {
+                let blocks: Vec<u64> = sample_blocks(capacity, random).iter().map(|lba| lba.get()).collect();
+                assert!(blocks.len() <= 64 && blocks.is_sorted() && *blocks.last().unwrap() == capacity - 1);
+                assert_eq!(blocks[0], 0);
+                assert!(capacity > 40 || blocks.len() as u64 == capacity, "all of a small one: {blocks:?}");
+            }
+        }
+        assert_ne!(sample_blocks(1 << 30, 1), sample_blocks(1 << 30, 2));
+    }
+
+    #[test]
+    fn single_differences_are_damage_and_many_are_another_device() {
+        let of = |different: usize, equal: usize, unknown: usize| {
+            let all = [(different, Some(true)), (equal, Some(false)), (unknown, None)];
+            all.into_iter().flat_map(|(count, differs)| vec![differs; count]).collect::<Vec<_>>()
+        };
+        for (different, equal, unknown, expected) in [
+            (0, 0, 64, false),
+            (0, 64, 0, false),
+            (1, 5, 0, false),
+            (2, 4, 0, true),
+            (4, 60, 0, false),
+            (5, 59, 0, true),
+        ] {
+            assert_eq!(are_of_another(&of(different, equal, unknown)), expected, "{different} of {equal}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Replicas without room for a label, which are known by their name: another device under that name.
+
+use futures_util::FutureExt;
+use sealblock_block::Request;
+
+use super::*;
+use crate::label::ReplicaState;
+
+fn bare(name: &'static str) -> TestReplica {
+    TestReplica { has_no_label_room: true, ..TestReplica::new(name, Some(TYPE1)) }
+}
+
+/// A mirror of one with a label and one without, all of which was written, closed.
+fn written() -> (TestReplica, TestReplica) {
+    let (a, b) = (TestReplica::new("a", Some(TYPE1)), bare("b"));
+    let mirror = opened(&[&a, &b]);
+    write(&mirror, extent(0, BLOCKS), 1).unwrap();
+    close(&mirror);
+    (a, b)
+}
+
+/// Another device with this name. Its content differs from that of [`written`] in every second block.
+fn other() -> TestReplica {
+    let other = bare("b");
+    for start in 0..BLOCKS {
+        write(&*other.memory, extent(start, 1), if start % 2 == 0 { 1 } else { 2 }).unwrap();
+    }
+    other
+}
+
+fn last_error(mirror: &TestMirror) -> String {
+    mirror.describe().replicas[1].last_error.clone()
+}
+
+#[test]
+fn another_device_under_the_name_of_a_replica_without_a_label_is_neither_read_nor_written() {
+    for read_only in [true, false] {
+        let (a, b) = written();
+        let wrong = other();
+        let mirror = try_open(&[&a, &wrong], read_only).unwrap();
+        assert!(last_error(&mirror).contains("its content is not that of a"), "{}", last_error(&mirror));
+        assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+        for start in (0..BLOCKS).step_by(64) {
+            assert_reads(&mirror, extent(start, 64), 1);
+        }
+        wrong.written_blocks.set(0);
+        if !read_only {
+            write(&mirror, extent(600, 4), 3).unwrap();
+            // It does not come back either, as the device that it is and as no other.
+            assert!(reattach(&mirror, &wrong).unwrap_err().contains("its content is not that of a"));
+            assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+            reattach(&mirror, &b).unwrap();
+            resync(&mirror);
+            assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
+            assert_reads(&*b.memory, extent(600, 4), 3);
+        }
+        close(&mirror);
+        assert_eq!(wrong.written_blocks.get(), 0);
+        drop(mirror);
+        let again = opened(&[&a, &b]);
+        assert!(again.describe().replicas.iter().all(|replica| replica.is_online), "its own device is taken");
+    }
+}
+
+#[test]
+fn what_a_replica_without_a_label_lacks_or_has_lost_is_no_other_device() {
+    let (a, b) = written();
+    // A block that has rotted, and one that nobody can read.
+    write(&*b.memory, extent(0, 1), 9).unwrap();
+    run(&*b.memory, Request::write_uncorrectable(extent(3, 1), Durability::Volatile)).unwrap();
+    let mirror = opened(&[&a, &b]);
+    assert_eq!((states(&mirror)[1], last_error(&mirror)), (ReplicaState::InSync, String::new()));
+    // It lacks half of what it had, and comes back twice: while the mirror is open, and with the next opening.
+    b.is_offline.set(true);
+    write(&mirror, extent(0, BLOCKS / 2), 2).unwrap();
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
+    b.is_offline.set(true);
+    write(&mirror, extent(0, BLOCKS / 2), 3).unwrap();
+    close(&mirror);
+    drop(mirror);
+    b.is_offline.set(false);
+    let again = opened(&[&a, &b]);
+    assert!(again.describe().replicas[1].is_online, "{}", last_error(&again));
+    reattach(&again, &b).unwrap();
+    resync(&again);
+    assert_eq!(states(&again), [ReplicaState::InSync, ReplicaState::InSync]);
+    assert_reads(&*b.memory, extent(0, 64), 3);
+    assert!(again.close().now_or_never().is_some());
+}
