@@ -6,6 +6,8 @@
 //! undo a newer change of the same blocks that completed in the meantime. So other changes of these blocks wait until
 //! the lost session can deliver nothing more.
 
+use std::ops::Range;
+
 use sealblock_units::Extent;
 use smallvec::SmallVec;
 
@@ -84,14 +86,19 @@ impl LateWrites {
         self.0.iter().any(|late| late.session == session)
     }
 
+    /// True if it has changes of another session than this one.
+    pub fn has_beside(&self, session: u64) -> bool {
+        self.0.iter().any(|late| late.session != session)
+    }
+
     /// Removes the changes of a session that can deliver nothing more.
     pub fn clear(&mut self, session: u64) {
         self.0.retain(|late| late.session != session);
     }
 
-    /// Removes the changes of all sessions before this one: its peer has fenced them.
-    pub fn clear_before(&mut self, session: u64) {
-        self.0.retain(|late| late.session >= session);
+    /// Removes the changes of all these sessions: their peer has fenced them.
+    pub fn clear_all(&mut self, sessions: Range<u64>) {
+        self.0.retain(|late| !sessions.contains(&late.session));
     }
 
     /// Removes a change whose reply arrived after all.
@@ -176,7 +183,7 @@ mod tests {
         for session in [1, 2, 3] {
             late_writes.add(session, session, write_set(session, 1));
         }
-        late_writes.clear_before(3);
+        late_writes.clear_all(0..3);
         assert_eq!([1, 2, 3].map(|session| late_writes.has(session)), [false, false, true]);
     }
 }

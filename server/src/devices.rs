@@ -325,7 +325,11 @@ async fn open_on_core(
         shared,
         content_uuid,
         origin: info.namespace_behind(target),
-        content: info.content(),
+        content: match content_uuid {
+            // Memory is blank with each start, whatever its UUID is.
+            Some(drawn) if target.is_volatile() => Some(u128::from_be_bytes(drawn) as u64 | 1),
+            _ => info.content(target),
+        },
         identity: new_uuid()?,
         below: info.remote_devices(target),
         is_mirror: info.mirror.is_some(),

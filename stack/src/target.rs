@@ -138,6 +138,23 @@ impl GroupKind {
 }
 
 impl TargetName {
+    /// Which blocks of its devices it has, and in which order, in words that name no device; `None` if all of a single one, or if labels
+    /// on the devices tell it.
+    pub fn arrangement(&self) -> Option<String> {
+        match self {
+            TargetName::Offset { range, target } => {
+                Some(format!("offset {range} {}", target.arrangement().unwrap_or_default()))
+            }
+            TargetName::Group { kind: GroupKind::Stripe { chunk, labelled: false }, members } => {
+                let members: Vec<_> = members.iter().map(|member| member.arrangement().unwrap_or_default()).collect();
+                Some(format!("stripe {} {}", chunk.map_or(0, ByteCount::get), members.join(",")))
+            }
+            TargetName::Group { kind: GroupKind::Multipath, members } => members.first()?.arrangement(),
+            TargetName::Fault { target, .. } => target.arrangement(),
+            _ => None,
+        }
+    }
+
     /// True if nothing of it is left when the command ends: it is memory, or stores nothing.
     pub fn is_fleeting(&self) -> bool {
         match self {

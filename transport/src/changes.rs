@@ -9,6 +9,7 @@
 //! for the reply have handles to it; dropping the last handle removes it. No list is scanned while no change is late.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 use sealblock_block::{Condition, LateWrites, WriteSet};
@@ -93,6 +94,11 @@ impl Changes {
         self.state.borrow().late.has(session)
     }
 
+    /// True if changes of other sessions than this one are late.
+    pub(crate) fn has_late_beside(&self, session: u64) -> bool {
+        self.state.borrow().late.has_beside(session)
+    }
+
     /// True if any change is late.
     pub(crate) fn has_any_late(&self) -> bool {
         !self.state.borrow().late.is_empty()
@@ -104,9 +110,9 @@ impl Changes {
         self.notify();
     }
 
-    /// Removes the late changes of all sessions before this one; the peer has fenced these sessions.
-    pub(crate) fn clear_before(&self, session: u64) {
-        self.state.borrow_mut().late.clear_before(session);
+    /// Removes the late changes of all these sessions, which their peer has fenced.
+    pub(crate) fn clear_all(&self, sessions: Range<u64>) {
+        self.state.borrow_mut().late.clear_all(sessions);
         self.notify();
     }
 }
@@ -220,9 +226,9 @@ mod tests {
         drop(connection.lost());
         future.end();
         assert!(!changes.permits(2, &blocks(7)) && changes.permits(2, &blocks(8)) && changes.permits(1, &blocks(0)));
-        changes.clear_before(1);
+        changes.clear_all(0..1);
         assert!(changes.has_late(1), "its own session fences only those before");
-        changes.clear_before(2);
+        changes.clear_all(0..2);
         assert!(is_empty(&changes));
     }
 

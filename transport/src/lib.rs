@@ -29,7 +29,7 @@ pub use connection::{
 };
 pub use ends::{Ends, WatchedEnd, poll_until};
 pub use identities::ListedIdentities;
-pub use lineage::Lineage;
+pub use lineage::{Lineage, QUIESCE};
 pub use monitor::{ConnectionMonitor, LostConnection};
 pub use reconnecting::{Attempt, AttemptError, Endpoint, ReconnectLimits, Reconnecting, Sending, watch_end};
 pub use serving::{Registration, Serving};

@@ -18,6 +18,10 @@ use sealblock_runtime_reactor::{now, sleep, spawn};
 use crate::changes::Changes;
 use crate::random_id;
 
+/// The time after which a server executes nothing more of a connection that was lost, unless it fences it: a gateway gives a request up
+/// after 30 s, which it notices up to an eighth later, and its own server fences it then.
+pub const QUIESCE: Duration = Duration::from_secs(40);
+
 /// The maximum number of lineages that wait for their next device. If there are more, the oldest is dropped.
 const MAX_KEPT: usize = 1024;
 
@@ -32,6 +36,8 @@ struct Kept {
     sessions: u64,
     changes: Rc<Changes>,
     ended: Vec<u16>,
+    server: Vec<[u8; 16]>,
+    since: u64,
     /// The time from which none of its changes is late any more.
     until: Instant,
 }
@@ -46,6 +52,10 @@ pub struct Lineage {
     pub(crate) changes: Rc<Changes>,
     /// The peer's identifiers of the sessions that have ended and that the peer may still consider alive.
     ended: RefCell<Vec<u16>>,
+    /// What the server of the last session listed.
+    server: RefCell<Vec<[u8; 16]>>,
+    /// The first of the last sessions that were all at this server: only these can it fence.
+    since: Cell<u64>,
     /// The time from which no change of earlier devices is late any more; `None` once this device has had a session.
     until: Cell<Option<Instant>>,
 }
@@ -58,20 +68,22 @@ impl Lineage {
             kept.retain(|kept| kept.until > now());
             kept.iter().position(|kept| kept.peer == peer).map(|at| kept.remove(at))
         });
-        let Some(Kept { client, sessions, changes, ended, until, .. }) = kept else {
+        let Some(Kept { client, sessions, changes, ended, server, since, until, .. }) = kept else {
             let (client, changes) = (random_id(), Rc::default());
             let (sessions, ended, until) = (Cell::default(), RefCell::default(), Cell::default());
-            return Lineage { peer, quiesce, client, sessions, changes, ended, until };
+            let (server, since) = (RefCell::default(), Cell::default());
+            return Lineage { peer, quiesce, client, sessions, changes, ended, server, since, until };
         };
         let late = Rc::downgrade(&changes);
         spawn(async move {
             sleep(until.saturating_duration_since(now())).await;
             if let Some(changes) = late.upgrade() {
-                changes.clear_before(sessions + 1);
+                changes.clear_all(0..sessions + 1);
             }
         });
-        let (sessions, ended) = (Cell::new(sessions), RefCell::new(ended));
-        Lineage { peer, quiesce, client, sessions, changes, ended, until: Cell::new(Some(until)) }
+        let (sessions, ended, until) = (Cell::new(sessions), RefCell::new(ended), Cell::new(Some(until)));
+        let (server, since) = (RefCell::new(server), Cell::new(since));
+        Lineage { peer, quiesce, client, sessions, changes, ended, server, since, until }
     }
 
     /// The client's identity at its peer.
@@ -88,6 +100,27 @@ impl Lineage {
     /// Records that a session of this device accepts requests.
     pub(crate) fn session_started(&self) {
         self.until.set(None);
+    }
+
+    /// Records what the server of the session that is being opened lists ([`ListedIdentities`](crate::ListedIdentities)). True if it
+    /// can fence the sessions before: it is the same one, or the device is its own, which no other server has open. Two gateways of one
+    /// device, behind one address, know nothing of each other's requests.
+    pub fn is_at_same_server(&self, listed: &[[u8; 16]]) -> bool {
+        let before = self.server.replace(listed.to_vec());
+        let is_same =
+            self.since.get() == 0 || before.first() == listed.first() || (before.len(), listed.len()) == (1, 1);
+        if !is_same || self.since.get() == 0 {
+            self.since.set(self.sessions.get());
+        }
+        if !is_same {
+            self.ended.take();
+        }
+        is_same
+    }
+
+    /// Removes the changes of the sessions at the same server before this one, which has fenced them.
+    pub(crate) fn fenced_at(&self, session: u64) {
+        self.changes.clear_all(self.since.get()..session);
     }
 
     /// The peer's identifiers of the sessions that have ended, without those that were passed to
@@ -118,6 +151,8 @@ impl Drop for Lineage {
             sessions: self.sessions.get(),
             changes: Rc::clone(&self.changes),
             ended: self.ended.take(),
+            server: self.server.take(),
+            since: self.since.get(),
             until: self.until.get().unwrap_or_else(|| now() + self.quiesce),
         };
         // The thread may be ending.
@@ -168,6 +203,47 @@ mod tests {
             assert_eq!((new.client(), new.next_session()), (old, 2));
             assert!(new.changes.has_any_late());
             assert_ne!(to("peer").client(), old, "one device has it");
+        });
+    }
+
+    #[test]
+    fn a_server_fences_the_sessions_that_it_had_and_no_others() {
+        run(async || {
+            let lineage = to("peer");
+            let lose = |request: u64| {
+                let number = lineage.sessions.get();
+                drop(lineage.changes.start(number, request, &WriteSet::reserved_area()).unwrap().lost());
+                lineage.add_ended(number as u16);
+            };
+            let number = || lineage.next_session();
+            // Two gateways of one device: each lists its own device first.
+            let [one, other] = [1, 2].map(|own| [[own; 16], [9; 16]]);
+            number();
+            assert!(lineage.is_at_same_server(&one), "there was none before");
+            lose(1);
+            let second = number();
+            assert!(lineage.is_at_same_server(&one));
+            lineage.fenced_at(second);
+            assert!(!lineage.changes.has_any_late());
+            lose(2);
+            number();
+            assert!(!lineage.is_at_same_server(&other) && lineage.ended().is_empty());
+            lose(3);
+            let fourth = number();
+            assert!(lineage.is_at_same_server(&other));
+            assert_eq!(lineage.ended(), [3], "what the other one knows");
+            lineage.fenced_at(fourth);
+            assert_eq!([2, 3].map(|session| lineage.changes.has_late(session)), [true, false]);
+            number();
+            assert!(!lineage.is_at_same_server(&one), "it has seen nothing of the session between");
+            // What a server has open itself, no other one has: after its restart nothing of before is in flight.
+            number();
+            assert!(!lineage.is_at_same_server(&[[5; 16]]));
+            number();
+            assert!(lineage.is_at_same_server(&[[6; 16]]));
+            number();
+            assert!(!lineage.is_at_same_server(&[]), "it does not say");
+            assert!(lineage.is_at_same_server(&[]));
         });
     }
 

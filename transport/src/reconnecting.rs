@@ -167,7 +167,7 @@ impl<E: Endpoint> Reconnecting<E> {
         });
         reconnecting.lineage().session_started();
         if E::is_fenced(&session) {
-            reconnecting.changes().clear_before(number);
+            reconnecting.lineage().fenced_at(number);
         }
         E::session_started(&reconnecting, &session);
         reconnecting
@@ -322,7 +322,7 @@ impl<E: Endpoint> Reconnecting<E> {
         let before = self.state.replace(SessionState::Connected(Rc::clone(&session), number));
         drop(before);
         if E::is_fenced(&session) {
-            self.changes().clear_before(number);
+            self.lineage().fenced_at(number);
         }
         E::session_started(self, &session);
         self.wake();
@@ -359,6 +359,22 @@ impl<E: Endpoint> Reconnecting<E> {
         self.monitor.set_failed(reason);
         self.changes().notify();
         self.wake();
+    }
+
+    /// Waits until no change of a lost session can be executed any more, if there is a session to the peer again: who comes after this
+    /// device knows nothing of them. True if there are none.
+    pub async fn settled(&self) -> bool {
+        let number = || match &*self.state.borrow() {
+            SessionState::Connected(_, number) => Some(*number),
+            SessionState::Reconnecting | SessionState::Refusing(_) | SessionState::Failed(_) => None,
+        };
+        let is_settled = || number().is_none_or(|number| !self.changes().has_late_beside(number));
+        if !is_settled() {
+            let address = self.address();
+            tracing::warn!(%address, "waiting until a lost connection can deliver nothing more");
+            self.changes().wait_until(is_settled).await;
+        }
+        !self.changes().has_any_late()
     }
 
     /// Closes the device: waiting and later requests fail. This is no loss of the connection.

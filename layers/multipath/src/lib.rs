@@ -27,8 +27,9 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::task::Waker;
+use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{
     Abilities, Ability, Clock, Device, DeviceOpener, DynDevice, Error, ErrorKind, Geometry, Limits, Outcome, Request,
     RequestKind, Response, WriteSet,
@@ -38,6 +39,7 @@ use shared::{FailedPath, MultipathState, Path, check_geometry};
 
 pub use policy::RetryPolicy;
 pub use shared::Quiesce;
+use worker::LONGEST_SILENCE;
 pub use worker::Worker;
 
 /// A path that the caller passes to the layer.
@@ -98,6 +100,21 @@ impl fmt::Debug for PathMonitor {
     }
 }
 
+/// The changes of a layer that a lost path may still deliver.
+#[derive(Clone)]
+pub struct LateChanges {
+    settled: Rc<dyn Fn() -> LocalBoxFuture<'static, bool>>,
+    /// The time that these may take at most.
+    pub longest: Duration,
+}
+
+impl LateChanges {
+    /// Waits until there are none, as long as the layer has a path and its worker runs. True if there are none.
+    pub async fn settled(&self) -> bool {
+        (self.settled)().await
+    }
+}
+
 /// Several paths as one device. See the crate's header.
 pub struct MultipathLayer<C: Clock>(Rc<MultipathState<C>>);
 
@@ -153,6 +170,19 @@ impl<C: Clock + 'static> MultipathLayer<C> {
             };
             shared.paths.iter().map(status).collect()
         }))
+    }
+
+    /// What a close has to wait for.
+    pub fn late_changes(&self) -> LateChanges {
+        let shared = Rc::clone(&self.0);
+        let policy = &self.0.policy;
+        let longest = policy.quiesce_time + LONGEST_SILENCE + policy.request_timeout;
+        let settled = Rc::new(move || {
+            let shared = Rc::clone(&shared);
+            let settled = async move { shared.settled().await };
+            Box::pin(settled) as LocalBoxFuture<'static, bool>
+        });
+        LateChanges { settled, longest }
     }
 
     /// Executes a request on one path after the other until one returns an outcome.

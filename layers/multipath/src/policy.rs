@@ -101,6 +101,11 @@ impl RoundRobin {
         Some(found)
     }
 
+    /// True if a path is live.
+    pub(crate) fn has_live(&self) -> bool {
+        self.live.iter().any(Option::is_some)
+    }
+
     /// Marks a path as live; returns its new incarnation.
     pub(crate) fn restore(&mut self, path: usize) -> u64 {
         self.incarnations += 1;

@@ -165,6 +165,19 @@ impl<C: Clock> MultipathState<C> {
         found.expect("the wait ends once something was found")
     }
 
+    /// Waits until no lost path can deliver a change any more, while there is another path to find it out. True if none can.
+    pub(crate) async fn settled(&self) -> bool {
+        let is_over = || {
+            let state = self.state.borrow();
+            state.late_writes.is_empty() || state.is_closed || !state.round_robin.has_live()
+        };
+        if !is_over() {
+            tracing::warn!("waiting until a failed path can deliver nothing more");
+            self.changed.wait_until(is_over).await;
+        }
+        self.state.borrow().late_writes.is_empty()
+    }
+
     /// Returns a path for a request, once one is live and no late write can undo what the request changes.
     pub(crate) async fn admit(&self, request_id: u64, write_set: &WriteSet) -> Result<(usize, u64), Error> {
         let admit = |state: &mut PathSet| match state.late_writes.permits(request_id, write_set) {

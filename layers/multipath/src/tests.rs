@@ -131,6 +131,25 @@ fn a_late_write_does_not_undo_a_newer_one() {
     assert_eq!(overtake(RetryPolicy { quiesce_time: Duration::ZERO, ..POLICY }), (1, Duration::ZERO));
 }
 
+/// Whoever comes after the layer knows nothing of what a lost path may still deliver.
+#[test]
+fn a_close_waits_for_late_writes_as_long_as_there_is_a_path() {
+    let harness = Harness::new(2, POLICY);
+    let late = harness.layer.late_changes();
+    assert_eq!(harness.run(late.settled()), (true, Duration::ZERO), "there is none");
+    harness.links[0].mode.set(Mode::Silent);
+    assert!(harness.run(harness.layer.execute(write(5, 4, 1))).0.is_ok());
+    let (is_settled, waited) = harness.run(late.settled());
+    assert!(is_settled && waited == seconds(11) && waited < late.longest, "{waited:?}");
+    let harness = Harness::new(2, RetryPolicy { quiesce_time: seconds(1000), ..POLICY });
+    let late = harness.layer.late_changes();
+    harness.links[0].mode.set(Mode::Silent);
+    assert!(harness.run(harness.layer.execute(write(5, 4, 1))).0.is_ok());
+    harness.links.iter().for_each(|link| link.mode.set(Mode::Gone));
+    assert!(harness.run(harness.layer.execute(read(0))).0.is_err());
+    assert_eq!(harness.run(late.settled()), (false, Duration::ZERO), "and no path to find out");
+}
+
 /// If it were sent again, it would find its own write, and report a miscompare.
 #[test]
 fn a_compare_and_write_whose_path_is_lost_is_not_sent_again() {

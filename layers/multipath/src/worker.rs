@@ -18,7 +18,7 @@ use crate::shared::{FailedPath, MultipathState, check_reopened_geometry};
 const TICKS: u32 = 8;
 
 /// A target that cannot be used for this time, apart from attempts, counts as gone with all that it had in flight.
-const LONGEST_SILENCE: Duration = Duration::from_secs(30);
+pub(crate) const LONGEST_SILENCE: Duration = Duration::from_secs(30);
 
 /// The layer's background work, to be run as a task. Ends when the layer is dropped.
 pub struct Worker<C>(pub(crate) Rc<MultipathState<C>>);

@@ -47,6 +47,12 @@ impl NbdDevice {
         })
     }
 
+    /// Waits until no change that was sent on a lost connection can be executed any more. The caller limits it, and closes the device
+    /// then. True if there are none; without a connection it does not wait.
+    pub fn settled(&self) -> LocalBoxFuture<'_, bool> {
+        Box::pin(self.0.io.session.settled())
+    }
+
     /// Closes the device for all its clones: sends NBD_CMD_DISC and closes the connections. Requests in flight and
     /// later ones fail. The caller flushes before.
     pub fn close(&self) -> LocalBoxFuture<'_, ()> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sealblock_protocols_nbd::client::{BlockSizes, ExportInfo, ReplyStyle};
 use sealblock_protocols_nbd::wire::transmission;
 use sealblock_runtime_reactor::net::Reconnect;
-use sealblock_transport::ListedIdentities;
+use sealblock_transport::{ListedIdentities, QUIESCE};
 
 /// How an export is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,7 +40,7 @@ pub struct Options {
 
 impl Default for Options {
     /// One connection of 64 requests, 1 MiB of data and 256 MiB of zeroes in one, 10 s to connect, 30 s for a request,
-    /// 4 losses, 30 s for a server to end a connection.
+    /// 4 losses, 40 s for a server to end a connection.
     fn default() -> Options {
         Options {
             connections: 1,
@@ -52,7 +52,7 @@ impl Default for Options {
             request_timeout: Duration::from_secs(30),
             max_connection_losses: 4,
             reconnect: Reconnect::default(),
-            quiesce: Duration::from_secs(30),
+            quiesce: QUIESCE,
         }
     }
 }

@@ -62,7 +62,7 @@ impl SessionConfig {
     async fn open_all(&self, number: u64) -> Result<Session, ConnectError> {
         let (first, info) = self.open_one(number).await?;
         let profile = ExportProfile::of(&info, &self.options)?;
-        let is_fenced = info.is_fenced;
+        let is_fenced = self.lineage.is_at_same_server(&info.identity.devices) && info.is_fenced;
         let mut session = Session { connections: vec![first], info, profile, is_fenced, tasks: RefCell::default() };
         let wanted = if session.profile.can_multi_conn { self.options.connections.max(1) } else { 1 };
         while session.connections.len() < usize::from(wanted) {

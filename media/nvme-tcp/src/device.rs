@@ -57,6 +57,12 @@ impl NvmeTcpDevice {
         })
     }
 
+    /// Waits until no change that was sent on a lost connection can be executed any more. The caller limits it, and closes the device
+    /// then. True if there are none; without a connection it does not wait.
+    pub fn settled(&self) -> LocalBoxFuture<'_, bool> {
+        Box::pin(self.0.io.session.settled())
+    }
+
     /// Closes the device for all its clones: shuts the controller down, which lets it write its cache back, and closes
     /// the connections. Requests in flight and later ones fail. Waits at most [`Options::shutdown_timeout`]. The caller
     /// flushes before.

@@ -8,7 +8,7 @@ use sealblock_media_nvme::{MetadataSupport, PiSource, ProfileOptions};
 use sealblock_protocols_nvme::extensions::ExtensionsLog;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::net::Reconnect;
-use sealblock_transport::{ListedIdentities, random_id};
+use sealblock_transport::{ListedIdentities, QUIESCE, random_id};
 
 /// How a namespace is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -88,7 +88,7 @@ impl Default for Options {
             retries: 3,
             max_connection_losses: 4,
             reconnect: Reconnect::default(),
-            quiesce: Duration::from_secs(30),
+            quiesce: QUIESCE,
         }
     }
 }

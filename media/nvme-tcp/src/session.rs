@@ -95,7 +95,8 @@ impl SessionConfig {
         let controller = self.open_controller().await?;
         let (nsid, pages) = admin::find_namespace(&controller.admin, controller.capabilities, self.namespace).await?;
         let mut profile = NamespaceProfile::of(nsid, &pages, &self.options.profile())?;
-        let is_fenced = pages.extensions.contains(Extensions::FENCE);
+        let is_same = self.lineage.is_at_same_server(&pages.identities);
+        let is_fenced = is_same && pages.extensions.contains(Extensions::FENCE);
         if is_fenced {
             self.fence_ended(&controller).await?;
         }

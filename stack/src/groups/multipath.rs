@@ -2,17 +2,21 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{DeviceOpener, DynDevice, Error, ErrorKind as BlockFailure};
-use sealblock_layers_multipath::{MultipathLayer, PathConfig, Quiesce, RetryPolicy};
+use sealblock_layers_multipath::{LateChanges, MultipathLayer, PathConfig, Quiesce, RetryPolicy};
 use sealblock_media_nvme_tcp::ListedIdentities;
+use sealblock_runtime_reactor::{now, sleep, timeout};
 
 use crate::error::{Cause, StackError, printable};
 use crate::identity::{device_id, namespace_text, uuid_text};
 use crate::opened::closing::CloseLimit;
-use crate::opened::held::{Access, CloseHandle, Members, Usage, close_all, forget_lost, lost_answers, received_bytes};
+use crate::opened::held::{
+    Access, CloseHandle, Members, Usage, close_all, forget_lost, lost_answers, received_bytes, settle,
+};
 use crate::opened::info::TargetInfo;
 use crate::opened::{OpenTarget, Opener};
 use crate::program::ReactorClock;
@@ -20,7 +24,17 @@ use crate::remote::{SHORT_TIMEOUT, is_remote, remotes, with_short_timeouts};
 use crate::target::{GroupKind, RemoteOptions, TargetName};
 
 /// The paths of one device.
-struct Paths(Vec<Rc<Path>>);
+struct Paths {
+    paths: Vec<Rc<Path>>,
+    late: RefCell<Option<LateChanges>>,
+}
+
+/// Devices that were closed although a lost path may still deliver changes, and until when it may, on all cores of this process.
+static CLOSED_LATE: Mutex<Vec<(String, Instant)>> = Mutex::new(Vec::new());
+
+fn closed_late() -> MutexGuard<'static, Vec<(String, Instant)>> {
+    CLOSED_LATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A path, which is reopened after each loss.
 struct Path {
@@ -60,19 +74,50 @@ impl Paths {
             let (listed, open, received_bytes) = Default::default();
             Rc::new(Path { target, access, usage, opener, identity, listed, open, received_bytes })
         };
-        Paths(paths.iter().map(path).collect())
+        Paths { paths: paths.iter().map(path).collect(), late: RefCell::default() }
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.paths.first()?.identity.borrow().clone()
+    }
+
+    /// Waits until no path that was lost can deliver a change any more.
+    async fn settle(&self, limit: CloseLimit) -> Result<(), Error> {
+        let Some(late) = self.late.borrow().clone() else { return Ok(()) };
+        let settled = settle(limit, async { timeout(late.longest, late.settled()).await == Ok(true) }).await;
+        if let (Err(_), Some(identity)) = (&settled, self.identity()) {
+            closed_late().push((identity, now() + late.longest));
+        }
+        settled
+    }
+
+    /// Waits for what an earlier device of these paths has left.
+    async fn wait_for_earlier(&self) {
+        let identity = self.identity();
+        let until = {
+            let mut closed = closed_late();
+            closed.retain(|(_, until)| *until > now());
+            closed.iter().filter(|(of, _)| Some(of) == identity.as_ref()).map(|(_, until)| *until).max()
+        };
+        if let Some(until) = until {
+            tracing::warn!("waiting until a path that was lost earlier can deliver nothing more");
+            sleep(until.saturating_duration_since(now())).await;
+        }
     }
 }
 
 impl Members for Paths {
     fn close(&self, limit: CloseLimit) -> LocalBoxFuture<'_, Result<(), Error>> {
-        let open = self.0.iter().filter_map(|path| path.open.borrow().upgrade());
-        let closings = join_all(open.map(|live| async move { close_all(&live.held, limit).await }));
-        Box::pin(async { closings.await.into_iter().fold(Ok(()), Result::and) })
+        Box::pin(async move {
+            let settled = self.settle(limit).await;
+            let open: Vec<_> = self.paths.iter().filter_map(|path| path.open.borrow().upgrade()).collect();
+            let closings = join_all(open.iter().map(|live| close_all(&live.held, limit)));
+            closings.await.into_iter().fold(settled, Result::and)
+        })
     }
 
     fn received_bytes(&self) -> Option<u64> {
-        let each = self.0.iter().map(|path| {
+        let each = self.paths.iter().map(|path| {
             let now = path.open.borrow().upgrade().and_then(|live| received_bytes(&live.held));
             is_remote(&path.target).then(|| now.unwrap_or(0) + path.received_bytes.get())
         });
@@ -80,12 +125,12 @@ impl Members for Paths {
     }
 
     fn lost_answers(&self) -> Vec<String> {
-        let open = self.0.iter().filter_map(|path| path.open.borrow().upgrade());
+        let open = self.paths.iter().filter_map(|path| path.open.borrow().upgrade());
         open.flat_map(|live| lost_answers(&live.held)).collect()
     }
 
     fn forget_lost(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
-        let open = self.0.iter().filter_map(|path| path.open.borrow().upgrade());
+        let open = self.paths.iter().filter_map(|path| path.open.borrow().upgrade());
         let forgetting = join_all(open.map(|live| async move { forget_lost(&live.held).await }));
         Box::pin(async { forgetting.await.into_iter().fold(Ok(()), Result::and) })
     }
@@ -170,7 +215,7 @@ pub(crate) async fn open(
     // Every path has the same label; the layer hides it.
     let paths = Paths::of(paths, access, usage.hidden(), opener);
     let (mut configs, mut info, mut failed) = (Vec::new(), Vec::new(), None);
-    for (path, opened) in paths.0.iter().zip(join_all(paths.0.iter().map(|path| path.open())).await) {
+    for (path, opened) in paths.paths.iter().zip(join_all(paths.paths.iter().map(|path| path.open())).await) {
         let device = match opened {
             Ok((device, of)) => {
                 info.push(of);
@@ -190,6 +235,9 @@ pub(crate) async fn open(
     if let (true, Some(failure)) = (info.is_empty(), failed) {
         return Err(failure);
     }
+    if !matches!(access, Access::Read | Access::ReadOlder) {
+        paths.wait_for_earlier().await;
+    }
     join(target, paths, configs, info).await
 }
 
@@ -202,6 +250,7 @@ async fn join(
 ) -> Result<OpenTarget, StackError> {
     match MultipathLayer::new(configs, ReactorClock, retry_policy(&paths, &info)) {
         Ok((device, worker)) => {
+            paths.late.replace(Some(device.late_changes()));
             drop(sealblock_runtime_reactor::spawn(worker.run()));
             let info = TargetInfo { paths: Some(device.monitor()), ..TargetInfo::over("multipath", info) };
             Ok(OpenTarget::new(target, device, info, vec![CloseHandle::Members(Rc::new(paths))]))
@@ -217,7 +266,7 @@ async fn join(
 fn retry_policy(paths: &Paths, info: &[TargetInfo]) -> RetryPolicy {
     let usual = RetryPolicy::default();
     let longest = |of: fn(&RemoteOptions) -> Option<Duration>| {
-        let remotes = paths.0.iter().flat_map(|path| remotes(&path.target));
+        let remotes = paths.paths.iter().flat_map(|path| remotes(&path.target));
         remotes.filter_map(of).max().unwrap_or(SHORT_TIMEOUT)
     };
     let is_volatile = |info: &&TargetInfo| info.remote.as_ref().is_none_or(|remote| remote.volatile_write_cache);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use futures_util::future::{LocalBoxFuture, join_all};
-use sealblock_block::Error;
+use sealblock_block::{Error, ErrorKind};
 use sealblock_media_file::FileMedium;
 use sealblock_media_nbd::NbdDevice;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
@@ -144,18 +144,39 @@ async fn close_in_order(held: &[CloseHandle], limit: CloseLimit) -> Result<(), E
                 result
             }
             CloseHandle::NvmeTcp(device) => {
+                let settled = settle(limit, device.settled()).await;
                 if let Err(error) = limit.close(device.close()).await {
                     tracing::warn!(subsystem = %device.info().subsystem, %error, "disconnected without a shutdown");
                     device.disconnect();
                 }
-                Ok(())
+                settled
             }
             // Members limit each part of their close.
             CloseHandle::Members(members) => members.close(limit).await,
-            CloseHandle::Nbd(device) => limit.close(device.close()).await,
+            CloseHandle::Nbd(device) => {
+                let settled = settle(limit, device.settled()).await;
+                limit.close(device.close()).await.and(settled)
+            }
         });
     }
     closed
+}
+
+/// Waits until no lost connection can deliver an earlier change any more.
+///
+/// # Errors
+/// If that is not sure when the time is up: whoever writes the same blocks next must know it.
+pub(crate) async fn settle(limit: CloseLimit, settled: impl Future<Output = bool>) -> Result<(), Error> {
+    match limit.part(settled).await {
+        Some(true) => Ok(()),
+        Some(false) | None => Err(may_be_delivered()),
+    }
+}
+
+#[cold]
+fn may_be_delivered() -> Error {
+    let reason = "a lost connection may still deliver changes that were sent on it: write the same blocks again only in a minute";
+    ErrorKind::Unreachable { reason: reason.to_owned() }.into()
 }
 
 /// Saves lists of bad blocks, but for those of groups, which save them when they close.

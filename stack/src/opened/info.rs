@@ -18,6 +18,7 @@ use sealblock_media_volume::VolumeInfo as VolumeDescription;
 use crate::groups::replicas::OpenMirror;
 use crate::identity::{hex, namespace_identity, uuid_of};
 use crate::kernel::DeviceNumber;
+use crate::kernel::below::{NodeKind, node};
 use crate::kernel::leaves::{Leaf, Storage, leaves_at, leaves_of_device};
 use crate::opened::connections::RemoteConnection;
 use crate::opened::damage_view::DamageView;
@@ -156,10 +157,11 @@ impl TargetInfo {
         self.inner.iter().for_each(|inner| inner.collect_remote(found));
     }
 
-    /// A number for what it lies on: plain files, volumes, mirrors, and what servers say of their devices. It is another one if something
-    /// else is in the place of one of them; `None` if nothing is known of any.
-    pub fn content(&self) -> Option<u64> {
-        let mut parts = Vec::new();
+    /// A number for what it lies on, as the target of this name: plain files, volumes, mirrors, and what servers say of their devices;
+    /// and which blocks of that it has. It is another one if something else is in the place of one of them; `None` if nothing is known
+    /// of any.
+    pub fn content(&self, target: &TargetName) -> Option<u64> {
+        let mut parts: Vec<String> = target.arrangement().into_iter().collect();
         self.collect_content(&mut parts);
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         // Zero stands for none.
@@ -173,7 +175,10 @@ impl TargetInfo {
         }
         match (&self.volume, &self.file, &self.remote, &self.export) {
             (Some(volume), ..) => parts.push(hex(&volume.uuid)),
-            (_, Some(file), ..) if !file.is_block_device => parts.push(text_of_file(file)),
+            (_, Some(file), ..) if file.is_block_device => {
+                parts.extend(texts_of_device(DeviceNumber::from_raw(file.device)));
+            }
+            (_, Some(file), ..) => parts.push(text_of_file(&file.path, file.inode)),
             (.., Some(remote), _) => {
                 parts.extend(remote.uuid.map(|uuid| hex(&uuid)));
                 parts.extend(remote.content.map(|content| content.to_string()));
@@ -251,10 +256,23 @@ fn leaves_of_open(file: &FileDescription) -> Vec<Leaf> {
 }
 
 /// What tells a file from others of its file system, also after a restart, in which device numbers may change.
-fn text_of_file(file: &FileDescription) -> String {
-    let about = fs::metadata(&file.path).ok().filter(|about| about.ino() == file.inode);
+fn text_of_file(path: &Path, inode: u64) -> String {
+    let about = fs::metadata(path).ok().filter(|about| about.ino() == inode);
     let made = about.and_then(|about| about.created().ok()).and_then(|made| made.duration_since(UNIX_EPOCH).ok());
-    format!("{} {}", file.inode, made.map_or(0, |made| made.as_nanos()))
+    format!("{inode} {}", made.map_or(0, |made| made.as_nanos()))
+}
+
+/// The same of a block device: of all that it lies on which has an identity that stays.
+fn texts_of_device(number: DeviceNumber) -> Vec<String> {
+    let text = |leaf: &Leaf| {
+        let storage = match (leaf.storage, node(number).map(|node| node.kind)) {
+            (Storage::File { inode, .. }, Ok(NodeKind::Loop { file, .. })) => text_of_file(&file, inode),
+            (Storage::File { inode, .. }, _) => inode.to_string(),
+            (Storage::Device(below), _) => node(below).ok()?.id?,
+        };
+        Some(format!("{storage} {} {}", leaf.first_byte, leaf.end_byte))
+    };
+    leaves_of_device(number).iter().filter_map(text).collect()
 }
 
 /// A protection format in words.

@@ -265,3 +265,42 @@ fn another_device_below_the_same_name_is_not_used_after_a_restart() {
         far.stop().is_clean();
     }
 }
+
+/// The same for what has no name of its own: other blocks of the same device, and memory that is blank again under a UUID that stays.
+#[test]
+fn other_blocks_of_the_same_device_and_blank_memory_are_not_used_after_a_restart() {
+    const UUID: &str = ", uuid = \"6fa4c2d8-32c1-4fd0-8c28-d4f6b1f0e0aa\"";
+    for (before, after, uuid, is_nbd) in [
+        ("offset:0..127,b", "offset:128..255,b", "", true),
+        ("offset:0..127,b", "offset:128..255,b", UUID, false),
+        ("offset:1..120,offset:0..127,raw:c", "offset:2..121,offset:0..127,raw:c", UUID, true),
+        ("stripe-nolabel:raw:c,raw:d", "stripe-nolabel-4KiB:raw:c,raw:d", UUID, true),
+        ("mem:1MiB", "mem:1MiB", UUID, true),
+        ("mem:1MiB", "mem:1MiB", UUID, false),
+    ] {
+        let place = volumes();
+        place.write("c", &vec![3; 1 << 20]);
+        place.write("d", &vec![4; 1 << 20]);
+        let serve = |target: &str, at: &str| {
+            place.write("far.toml", exported(target, uuid).as_bytes());
+            Server::start_at(&place, &format!("--config far.toml {at}"))
+        };
+        let far = serve(before, "--listen 127.0.0.1:0 --nbd 127.0.0.1:0");
+        let far_at = format!("--listen {} --nbd {}", far.address(), nbd_address(&far));
+        let namespace = format!("{}?{LONG}", far.target("x"));
+        let near = match is_nbd {
+            true => Server::start(&place, &format!("nbd://{}/x", nbd_address(&far))),
+            false => Server::start(&place, &namespace),
+        };
+        let nqn = near.ready["subsystems"][0]["nqn"].as_str().unwrap();
+        let served = format!("nvme+tcp://{}/{nqn}?timeout=2s", near.address());
+        place.run(&format!("copy {served} out")).succeeds();
+        far.kill();
+        until(&place, &near, 4);
+        let far = serve(after, &far_at);
+        let read = place.run(&format!("copy {served} out --force"));
+        assert_ne!(read.status, 0, "{before} {after} {is_nbd}");
+        let _ = near.stop();
+        far.stop().is_clean();
+    }
+}

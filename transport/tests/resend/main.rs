@@ -25,7 +25,7 @@ use sealblock_runtime_reactor::{Config, Reactor, now, sleep, spawn};
 use sealblock_units::{BlockSize, Extent};
 
 use proxy::{End, Proxy};
-use servers::{HeldWrite, Protocol, Settings, open, serve};
+use servers::{HeldWrite, Protocol, Settings, open, serve, serve_as};
 
 /// The time after which the first copy continues even if no newer write was acknowledged.
 const NEWER_MAY_TAKE: Duration = Duration::from_millis(150);
@@ -169,6 +169,38 @@ fn a_write_that_was_not_read_yet_undoes_nothing_newer() {
         for end in [End::Close, End::Reset] {
             run(|| unread(protocol, end));
         }
+    }
+}
+
+/// An address leads to one gateway of a device, and then to another one, which knows nothing of the write that the first one still
+/// executes.
+async fn moved(protocol: Protocol, listed: [&'static [[u8; 16]]; 2], quiesce: Duration) -> u8 {
+    let held = HeldWrite::new();
+    let servers = listed.map(|listed| serve_as(protocol, &held, listed));
+    let proxy = Proxy::start(servers[0]);
+    let device = open(protocol, proxy.address, Settings { quiesce, reconnects: true }).await.unwrap();
+    let setup = Setup { held, proxy, device };
+    setup.held.arm();
+    let newer = setup.both();
+    wait_until("the write runs", || setup.held.is_held()).await;
+    setup.proxy.lead_to(servers[1]);
+    setup.proxy.cut(End::Reset);
+    newer.wait_a_moment().await;
+    setup.held.release();
+    newer.finish().await.unwrap();
+    sleep(Duration::from_millis(30)).await;
+    setup.held.content()
+}
+
+#[test]
+fn a_write_that_another_gateway_behind_the_address_executes_undoes_nothing_newer() {
+    const GATEWAYS: [&[[u8; 16]]; 2] = [&[[1; 16], [9; 16]], &[[2; 16], [9; 16]]];
+    for protocol in [Protocol::Nbd, Protocol::Nvme] {
+        run(|| async move {
+            assert_eq!(moved(protocol, GATEWAYS, QUIESCE / 10).await, 2, "{protocol:?}");
+            // Twin: as one server, which would have fenced it.
+            assert_eq!(moved(protocol, [GATEWAYS[0]; 2], QUIESCE / 10).await, 1, "{protocol:?}");
+        });
     }
 }
 

@@ -19,6 +19,7 @@ pub enum End {
 
 pub struct Proxy {
     pub address: SocketAddr,
+    server: Rc<Cell<SocketAddr>>,
     links: Rc<RefCell<Vec<Rc<Link>>>>,
 }
 
@@ -37,10 +38,11 @@ impl Proxy {
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
         let address = listener.local_addr().unwrap();
         let links = Rc::<RefCell<Vec<Rc<Link>>>>::default();
-        let all = Rc::clone(&links);
+        let server = Rc::new(Cell::new(server));
+        let (all, to) = (Rc::clone(&links), Rc::clone(&server));
         spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let Ok(server) = Stream::connect(server).await else { continue };
+                let Ok(server) = Stream::connect(to.get()).await else { continue };
                 let (is_held, is_cut) = (Cell::new(false), Cell::new(false));
                 let link = Rc::new(Link { client, server, is_held, is_cut, held: RefCell::default() });
                 all.borrow_mut().push(Rc::clone(&link));
@@ -48,7 +50,12 @@ impl Proxy {
                 spawn(link.to_client());
             }
         });
-        Proxy { address, links }
+        Proxy { address, server, links }
+    }
+
+    /// Where new connections lead from now on.
+    pub fn lead_to(&self, server: SocketAddr) {
+        self.server.set(server);
     }
 
     fn each(&self, act: impl Fn(&Link)) {

@@ -90,13 +90,25 @@ impl Device for HeldWrite {
 }
 
 pub fn serve(protocol: Protocol) -> (HeldWrite, SocketAddr) {
-    let held = HeldWrite(Rc::new(HeldState {
-        memory: MemoryDevice::new(BlockSize::B4096, BLOCKS, None),
-        is_armed: Cell::new(false),
-        is_held: Cell::new(false),
-        is_released: Cell::new(false),
-        content: Cell::new(0),
-    }));
+    let held = HeldWrite::new();
+    let address = serve_as(protocol, &held, &[]);
+    (held, address)
+}
+
+impl HeldWrite {
+    pub fn new() -> HeldWrite {
+        HeldWrite(Rc::new(HeldState {
+            memory: MemoryDevice::new(BlockSize::B4096, BLOCKS, None),
+            is_armed: Cell::new(false),
+            is_held: Cell::new(false),
+            is_released: Cell::new(false),
+            content: Cell::new(0),
+        }))
+    }
+}
+
+/// A server of this device, which lists these devices.
+pub fn serve_as(protocol: Protocol, held: &HeldWrite, listed: &'static [[u8; 16]]) -> SocketAddr {
     let device = DynDevice::new("held", held.clone());
     let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
     let address = listener.local_addr().unwrap();
@@ -104,11 +116,14 @@ pub fn serve(protocol: Protocol) -> (HeldWrite, SocketAddr) {
     match protocol {
         Protocol::Nbd => {
             let limits = NbdLimits { drain, ..NbdLimits::default() };
-            let server = Server::new([Export::new("disk", SharedDevice::publish(device))], limits).unwrap();
+            let identity = nbd::IdentitySource::new(|| nbd::Identity { uuid: Some([7; 16]), devices: listed.to_vec() });
+            let export = Export::new("disk", SharedDevice::publish(device)).with_identity(identity);
+            let server = Server::new([export], limits).unwrap();
             spawn(async move { server.serve(listener).await });
         }
         Protocol::Nvme => {
-            let namespace = Namespace::new(SharedDevice::publish(device), [7; 16]);
+            let namespace = Namespace::new(SharedDevice::publish(device), [7; 16])
+                .with_identities(None, std::sync::Arc::new(|| listed.to_vec()));
             let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap();
             let target = Target::new([subsystem], NvmeLimits { drain, ..NvmeLimits::default() }).unwrap();
             spawn(async move { target.serve(listener).await });
@@ -121,7 +136,7 @@ pub fn serve(protocol: Protocol) -> (HeldWrite, SocketAddr) {
             });
         }
     }
-    (held, address)
+    address
 }
 
 #[derive(Clone, Copy)]
