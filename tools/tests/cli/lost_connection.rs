@@ -274,7 +274,7 @@ fn other_blocks_of_the_same_device_and_blank_memory_are_not_used_after_a_restart
         ("offset:0..127,b", "offset:128..255,b", "", true),
         ("offset:0..127,b", "offset:128..255,b", UUID, false),
         ("offset:1..120,offset:0..127,raw:c", "offset:2..121,offset:0..127,raw:c", UUID, true),
-        ("stripe-nolabel:raw:c,raw:d", "stripe-nolabel-4KiB:raw:c,raw:d", UUID, true),
+        ("stripe-nolabel:raw:c,raw:d", "stripe-4KiB-nolabel:raw:c,raw:d", UUID, true),
         ("mem:1MiB", "mem:1MiB", UUID, true),
         ("mem:1MiB", "mem:1MiB", UUID, false),
     ] {
