@@ -95,7 +95,7 @@ pub(crate) fn open_past_damage(
     Box::pin(async move {
         match target {
             TargetName::Nbd { address, export, connections } => {
-                let opened = open_export(target, connect_nbd(address, export, *connections, true)).await?;
+                let opened = open_export(target, connect_nbd(address, export, *connections, true, access)).await?;
                 check_fresh(opened, access).await
             }
             _ => open(target, access).await,
@@ -159,7 +159,7 @@ fn open_device(
                 Ok(OpenTarget::remote(target, device.clone(), info, vec![CloseHandle::NvmeTcp(device)], NOT_LISTED))
             }
             TargetName::Nbd { address, export, connections } => {
-                open_export(target, connect_nbd(address, export, *connections, false)).await
+                open_export(target, connect_nbd(address, export, *connections, false, access)).await
             }
         }
     })

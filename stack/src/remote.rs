@@ -15,6 +15,7 @@ use sealblock_protocols_nvme::{Status, StatusCode};
 
 use crate::error::{Cause, StackError, shell_word};
 use crate::identity::{host_of_machine, uuid_from, uuid_of};
+use crate::opened::held::Access;
 use crate::target::{Address, NBD_PORT, NVME_TCP_PORT, NbdAddress, RemoteOptions, TargetName};
 
 /// The files with the identity of a Linux host, for all programs that connect.
@@ -178,15 +179,18 @@ fn connect_error(doing: &str, error: &ConnectError) -> StackError {
     StackError::new(cause, doing, error).advise_if(advice)
 }
 
-/// Opens an export, with `small_blocks` in blocks as small as the server takes them.
+/// Opens an export, with `small_blocks` in blocks as small as the server takes them. A replica of a mirror is compared with the others
+/// when it is opened, so only one that its server identifies is used on after a lost connection.
 pub(crate) async fn connect_nbd(
     address: &NbdAddress,
     export: &str,
     connections: Option<NonZeroU16>,
     small_blocks: bool,
+    access: Access,
 ) -> Result<NbdDevice, StackError> {
     let wanted = connections.map_or(NbdOptions::default().connections, Into::into);
-    let options = NbdOptions { connections: wanted, small_blocks, ..NbdOptions::default() };
+    let needs_identity = matches!(access, Access::Replica | Access::ReplicaInPlace);
+    let options = NbdOptions { connections: wanted, small_blocks, needs_identity, ..NbdOptions::default() };
     let opened = NbdDevice::connect(nbd_peer(address), export, options).await;
     opened.map_err(|error| nbd_connect_error("connect to", &error, address))
 }
@@ -228,6 +232,8 @@ fn nbd_connect_error(doing: &str, error: &NbdConnectError, address: &NbdAddress)
         NbdConnectError::Refused(_) => failure(Cause::Refused),
         NbdConnectError::Violation(_) => failure(Cause::Unsuitable).advise("give the address of an NBD server"),
         NbdConnectError::Name => failure(Cause::Usage),
-        NbdConnectError::Unsupported(_) | NbdConnectError::Changed { .. } => failure(Cause::Unsuitable),
+        NbdConnectError::Unsupported(_) | NbdConnectError::Unidentified | NbdConnectError::Changed { .. } => {
+            failure(Cause::Unsuitable)
+        }
     }
 }

@@ -24,7 +24,7 @@ use crate::mirror::probe::{
     ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device, why_older, why_unfit,
 };
 use crate::mirror::replica::{Replica, ReplicaSource, has_reserved_area};
-use crate::mirror::samples::{is_another, other_content, sample_blocks};
+use crate::mirror::samples::{are_mostly_of_another, are_of_another, differences, other_content, sample_blocks};
 use crate::mirror::write_intent::{PriorState, WriteIntent};
 use crate::mirror::{Mirror, MirrorParts, Mutation, TestHooks, abilities};
 
@@ -243,12 +243,16 @@ async fn leave_out_others(
     let Some((sure, Ok(replica))) = sure.map(|at| (at, sources[at].device.clone())) else { return };
     let mut blocks = sample_blocks(label.capacity_blocks, u64::from_le_bytes(*random.first_chunk().expect("16 bytes")));
     let stale = |lba: Lba| label.replicas.iter().any(|record| record.stale.contains(&lba.get()));
-    blocks.retain(|lba| !label.dirty.contains_any(label.map.of(Extent::one(*lba))) && !stale(*lba));
+    blocks.retain(|lba| !stale(*lba));
+    let within = |regions: &Regions, lba: &Lba| regions.contains_any(label.map.of(Extent::one(*lba)));
     for at in (0..sources.len()).filter(|at| found[*at] == ReplicaProbe::Unlabelled { has_room: false }) {
         let Ok(device) = &sources[at].device else { continue };
-        let mut blocks = blocks.clone();
-        blocks.retain(|lba| !record(at).out_of_sync.contains_any(label.map.of(Extent::one(*lba))));
-        if is_another(&replica, device, &blocks).await {
+        let lacks = |lba: &Lba| within(&record(at).out_of_sync, lba);
+        let (marked, same): (Vec<Lba>, Vec<Lba>) =
+            blocks.iter().filter(|lba| !lacks(lba)).partition(|lba| within(&label.dirty, lba));
+        if are_of_another(&differences(&replica, device, &same).await)
+            || are_mostly_of_another(&differences(&replica, device, &marked).await)
+        {
             sources[at].device = Err(other_content(&sources[sure].name));
         }
     }

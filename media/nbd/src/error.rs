@@ -53,6 +53,10 @@ pub enum ConnectError {
     /// The export has a size or block size that cannot be used.
     #[error("the export cannot be used: {0}")]
     Unsupported(String),
+    /// The connection was lost, and nothing says whether the export is still the same one
+    /// ([`crate::Options::needs_identity`]).
+    #[error("the server does not identify the export, so it has to be compared after a lost connection")]
+    Unidentified,
     /// After a reconnect, the export has another size, block size or other abilities.
     #[error("the server now has another export: {what}")]
     Changed {
@@ -79,6 +83,7 @@ impl ConnectError {
             ConnectError::Name
             | ConnectError::Violation(_)
             | ConnectError::Unsupported(_)
+            | ConnectError::Unidentified
             | ConnectError::Changed { .. } => false,
         }
     }

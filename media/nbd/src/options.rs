@@ -32,6 +32,9 @@ pub struct Options {
     pub max_connection_losses: u8,
     /// Limits of reconnecting after a lost connection.
     pub reconnect: Reconnect,
+    /// Connects again only if the server identifies the export: otherwise another one may be there, and whoever opens
+    /// it anew compares it.
+    pub needs_identity: bool,
     /// Time after which a server executes no more requests of a connection that this client has closed. Until then,
     /// changes that overlap unanswered ones of that connection wait, unless the server fences them
     /// ([`ConnectionInfo::is_fenced`]).
@@ -52,6 +55,7 @@ impl Default for Options {
             request_timeout: Duration::from_secs(30),
             max_connection_losses: 4,
             reconnect: Reconnect::default(),
+            needs_identity: false,
             quiesce: QUIESCE,
         }
     }

@@ -65,6 +65,9 @@ impl Endpoint for RemoteExport {
     }
 
     async fn reopen(&self, number: u64) -> Result<Session, ConnectError> {
+        if self.config.options.needs_identity && self.profile.uuid.is_none() {
+            return Err(ConnectError::Unidentified);
+        }
         let session = self.config.open(number).await?;
         session.profile.check_unchanged(&self.profile)?;
         self.identities.set(session.info.identity.devices.clone());

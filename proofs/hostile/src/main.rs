@@ -149,7 +149,7 @@ fn kills(program: Program, rounds: u64, seed: u64) -> Result<()> {
         let folder = tempfile::tempdir().context("making a folder")?;
         let kind = formats::of(guard, ProtectionType::Type1, BlockSize::B4096);
         let program = program.clone();
-        let config = RestartConfig { program, folder: folder.path().into(), kind, is_volatile: false, rounds, seed };
+        let config = RestartConfig { program, folder: folder.path().into(), kind, forgets: false, rounds, seed };
         let summary = restart::run(&config).with_context(|| format!("guard {guard}, seed {seed}"))?;
         println!("{rounds} kills, guard {guard}, seed {seed}: {summary:?}");
     }

@@ -5,6 +5,7 @@
 //! durable must fail.
 
 use std::cell::{Cell, RefCell};
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -23,9 +24,9 @@ use sealblock_units::Extent;
 
 use crate::formats::{FORMATS_NQN, FormattedNamespace};
 use crate::oracle::{Oracle, Version};
-use crate::process::{PLAIN, Process};
-use crate::served::Program;
-use crate::wire::{HANG_TIMEOUT, SUBNQN};
+use crate::process::Process;
+use crate::served::{Program, volume};
+use crate::wire::HANG_TIMEOUT;
 use fastrand::Rng;
 
 /// Tasks that write, each to its own blocks.
@@ -42,9 +43,8 @@ pub struct RestartConfig {
     pub folder: PathBuf,
     /// The format of the volume.
     pub kind: FormattedNamespace,
-    /// Uses a namespace in the server's memory instead of the volume, which loses everything; the test must detect
-    /// that.
-    pub is_volatile: bool,
+    /// Makes the volume blank again before each restart; the test must detect that.
+    pub forgets: bool,
     /// The number of kills.
     pub rounds: u64,
     /// Seed of the writes and of the times of kills, as far as timing is reproducible.
@@ -70,6 +70,7 @@ impl RestartConfig {
     /// Makes the volume, and serves it on a port that the system chooses.
     pub fn start(&self) -> Result<Process> {
         self.program.create(&self.folder, &self.kind)?;
+        fs::copy(volume(&self.folder, &self.kind), self.blank()).context("keeping the blank volume")?;
         self.serve((Ipv4Addr::LOCALHOST, 0).into())
     }
 
@@ -78,9 +79,13 @@ impl RestartConfig {
         self.program.serve(&self.folder, &[self.kind], address)
     }
 
+    /// A copy of the volume as it was made.
+    fn blank(&self) -> PathBuf {
+        self.folder.join("blank")
+    }
+
     /// Opens the namespace, with retry limits that are higher than the restarts need.
     pub async fn open(&self, address: SocketAddr) -> Result<NvmeTcpDevice> {
-        let (nqn, nsid) = if self.is_volatile { (SUBNQN, PLAIN) } else { (FORMATS_NQN, self.kind.nsid) };
         let (first_delay, max_delay) = (Duration::from_millis(2), Duration::from_millis(20));
         let reconnect = Reconnect { attempts: 20_000, total: 2 * HANG_TIMEOUT, first_delay, max_delay };
         let options = Options {
@@ -91,7 +96,8 @@ impl RestartConfig {
             reconnect,
             ..Options::default()
         };
-        NvmeTcpDevice::connect(address.into(), nqn.parse()?, Some(nsid), options).await.context("opening the namespace")
+        let (nqn, nsid) = (FORMATS_NQN.parse()?, Some(self.kind.nsid));
+        NvmeTcpDevice::connect(address.into(), nqn, nsid, options).await.context("opening the namespace")
     }
 }
 
@@ -118,7 +124,7 @@ pub fn run(config: &RestartConfig) -> Result<Summary> {
     let server = server?;
     let summary = worked?;
     server.stop().context("the last server stops")?;
-    if !config.is_volatile {
+    if !config.forgets {
         config.program.verify(&config.folder, &config.kind).context("after all kills")?;
     }
     ensure!(summary.reconnects >= config.rounds, "the host noticed fewer kills than there were: {summary:?}");
@@ -148,6 +154,10 @@ fn kill_repeatedly(config: &RestartConfig, mut server: Process, signals: &RunSig
         let address = server.address;
         server.kill()?;
         thread::sleep(Duration::from_millis(random.u64(..20)));
+        if config.forgets {
+            // The file stays the same one, as hosts see.
+            fs::copy(config.blank(), volume(&config.folder, &config.kind)).context("making the volume blank")?;
+        }
         server = config.serve(address).context("starting the server again")?;
     }
     Ok(server)

@@ -154,7 +154,7 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
 }
 
 /// The path of the volume of a kind.
-fn volume(folder: &Path, kind: &FormattedNamespace) -> PathBuf {
+pub(crate) fn volume(folder: &Path, kind: &FormattedNamespace) -> PathBuf {
     folder.join(format!("{}.volume", kind.nsid))
 }
 

@@ -120,7 +120,7 @@ fn config(folder: PathBuf, kind: FormattedNamespace, rounds: u64) -> RestartConf
         Err(_) => u64::from(std::process::id()),
     };
     println!("SEALBLOCK_HOSTILE_SEED={seed}");
-    RestartConfig { program: program(), folder, kind, is_volatile: false, rounds, seed }
+    RestartConfig { program: program(), folder, kind, forgets: false, rounds, seed }
 }
 
 #[test]
@@ -137,10 +137,8 @@ fn our_host_loses_nothing_that_was_flushed_when_the_server_is_killed() {
 #[test]
 fn a_server_that_forgets_what_was_flushed_is_noticed() {
     let folder = tempfile::tempdir().unwrap();
-    let config = RestartConfig {
-        is_volatile: true,
-        ..config(folder.path().into(), kind(GuardKind::Crc32c, BlockSize::B4096), 20)
-    };
+    let config =
+        RestartConfig { forgets: true, ..config(folder.path().into(), kind(GuardKind::Crc32c, BlockSize::B4096), 20) };
     let error = run(&config).expect_err("flushed writes are gone");
     assert!(format!("{error:#}").contains("none of the versions"), "{error:#}");
 }

@@ -235,7 +235,7 @@ pub(crate) async fn open(
     if let (true, Some(failure)) = (info.is_empty(), failed) {
         return Err(failure);
     }
-    if !matches!(access, Access::Read | Access::ReadOlder) {
+    if access.writes() {
         paths.wait_for_earlier().await;
     }
     join(target, paths, configs, info).await

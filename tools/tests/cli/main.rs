@@ -58,5 +58,6 @@ mod stops;
 mod system;
 mod told;
 mod tour;
+mod unlabelled;
 mod verify;
 mod words;

@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use futures_util::future::join_all;
 use sealblock_block::{Clock, DynDevice, ErrorKind, WhyOlder};
 use sealblock_units::{Extent, Lba};
 
@@ -11,7 +10,7 @@ use crate::label::assemble::{Assembly, ReplicaProbe, add_missed, assemble, is_st
 use crate::label::{Label, ReplicaState};
 use crate::mirror::probe::{check_fit, default_name, probe_device, why_older, why_unfit};
 use crate::mirror::replica::{Replica, ReplicaSource};
-use crate::mirror::samples::{are_of_another, differs, other_content, sample_blocks};
+use crate::mirror::samples::{are_of_another, differences, other_content, sample_blocks};
 use crate::mirror::{Mirror, Mutation};
 
 impl<C: Clock> Mirror<C> {
@@ -59,7 +58,7 @@ impl<C: Clock> Mirror<C> {
         let in_sync = self.in_sync().into_iter().find(|other| other.id != replica.id)?;
         let current = in_sync.device()?;
         let blocks = sample_blocks(self.geometry.capacity_blocks, self.write_intent.events.get());
-        let differs = join_all(blocks.iter().map(|lba| differs(&current, device, *lba))).await;
+        let differs = differences(&current, device, &blocks).await;
         // Now, since changes may have run meanwhile: each marks its regions first.
         let marked = [&replica.out_of_sync, &replica.to_resync, &self.write_intent.dirty, &self.write_intent.nosync];
         let stale = [replica.stale.borrow().listed(), in_sync.stale.borrow().listed()].concat();

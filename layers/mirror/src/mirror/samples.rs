@@ -1,9 +1,10 @@
 //! Samples of a device without room for a label, compared with a replica that has one: whether it can be the replica
 //! whose name it has.
 //!
-//! Only blocks are compared that no label marks, so they are equal on the replica itself, unless they rot. Single
-//! differences are damage, which a verify finds; many are another device, or an earlier state of this one. Equal samples
-//! prove nothing.
+//! Blocks that no label marks are equal on the replica itself, unless they rot. Single differences are damage, which a
+//! verify finds; many are another device, or an earlier state of this one. Blocks that are marked after a crash differ
+//! where a change was in flight or not flushed, so of these most must differ. Equal samples prove nothing, and nor do
+//! blocks that the replica is known to lack.
 
 use std::collections::BTreeSet;
 
@@ -44,13 +45,20 @@ pub(crate) fn other_content(replica: &str) -> String {
     )
 }
 
-/// True if these blocks of a device are not those of a replica that is in sync.
-pub(crate) async fn is_another(replica: &DynDevice, device: &DynDevice, blocks: &[Lba]) -> bool {
-    are_of_another(&join_all(blocks.iter().map(|lba| differs(replica, device, *lba))).await)
+/// The same of blocks that are marked after a crash.
+pub(crate) fn are_mostly_of_another(differs: &[Option<bool>]) -> bool {
+    let compared = differs.iter().flatten().count();
+    let different = differs.iter().filter(|differs| **differs == Some(true)).count();
+    different > (compared / 2).max(1)
+}
+
+/// Whether each of these blocks differs on both devices.
+pub(crate) async fn differences(replica: &DynDevice, device: &DynDevice, blocks: &[Lba]) -> Vec<Option<bool>> {
+    join_all(blocks.iter().map(|lba| differs(replica, device, *lba))).await
 }
 
 /// Whether a block differs on both devices; `None` if one of them cannot read it.
-pub(crate) async fn differs(one: &DynDevice, other: &DynDevice, lba: Lba) -> Option<bool> {
+async fn differs(one: &DynDevice, other: &DynDevice, lba: Lba) -> Option<bool> {
     let (one, other) = join(read(one, lba), read(other, lba)).await;
     Some(one?.first_difference(&other?, true).is_some())
 }
@@ -94,6 +102,9 @@ mod tests {
             (5, 59, 0, true),
         ] {
             assert_eq!(are_of_another(&of(different, equal, unknown)), expected, "{different} of {equal}");
+        }
+        for (different, equal, expected) in [(1, 0, false), (2, 0, true), (32, 32, false), (33, 31, true)] {
+            assert_eq!(are_mostly_of_another(&of(different, equal, 3)), expected, "{different} of {equal}");
         }
     }
 }

@@ -88,3 +88,21 @@ fn what_a_replica_without_a_label_lacks_or_has_lost_is_no_other_device() {
     assert_reads(&*b.memory, extent(0, 64), 3);
     assert!(again.close().now_or_never().is_some());
 }
+
+/// After a crash, most of a small mirror is marked.
+#[test]
+fn another_device_is_noticed_where_all_is_marked_too_and_the_replica_itself_is_compared_there() {
+    for is_other in [true, false] {
+        let (a, b) = (TestReplica::new("a", Some(TYPE1)), bare("b"));
+        let mirror = opened(&[&a, &b]);
+        write(&mirror, extent(0, BLOCKS), 1).unwrap();
+        // A crash: nothing of it runs any more, and what is marked stays so. The replica lacks a third.
+        std::mem::forget(mirror);
+        write(&*b.memory, extent(0, BLOCKS / 3), 9).unwrap();
+        let wrong = bare("b");
+        write(&*wrong.memory, extent(0, BLOCKS), 2).unwrap();
+        let mirror = opened(&[&a, if is_other { &wrong } else { &b }]);
+        assert_eq!(mirror.describe().replicas[1].is_online, !is_other, "{}", last_error(&mirror));
+        assert_eq!(last_error(&mirror).contains("its content is not that of a"), is_other);
+    }
+}
