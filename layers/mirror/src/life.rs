@@ -24,7 +24,7 @@ use crate::mirror::probe::{
     ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device, why_older, why_unfit,
 };
 use crate::mirror::replica::{Replica, ReplicaSource, has_reserved_area};
-use crate::mirror::samples::{are_mostly_of_another, are_of_another, differences, other_content, sample_blocks};
+use crate::mirror::samples::{DAMAGED, IN_FLIGHT, are_of_another, differences, other_content, sample_blocks};
 use crate::mirror::write_intent::{PriorState, WriteIntent};
 use crate::mirror::{Mirror, MirrorParts, Mutation, TestHooks, abilities};
 
@@ -250,8 +250,8 @@ async fn leave_out_others(
         let lacks = |lba: &Lba| within(&record(at).out_of_sync, lba);
         let (marked, same): (Vec<Lba>, Vec<Lba>) =
             blocks.iter().filter(|lba| !lacks(lba)).partition(|lba| within(&label.dirty, lba));
-        if are_of_another(&differences(&replica, device, &same).await)
-            || are_mostly_of_another(&differences(&replica, device, &marked).await)
+        if are_of_another(&differences(&replica, device, &same).await, DAMAGED)
+            || are_of_another(&differences(&replica, device, &marked).await, IN_FLIGHT)
         {
             sources[at].device = Err(other_content(&sources[sure].name));
         }

@@ -10,7 +10,7 @@ use crate::label::assemble::{Assembly, ReplicaProbe, add_missed, assemble, is_st
 use crate::label::{Label, ReplicaState};
 use crate::mirror::probe::{check_fit, default_name, probe_device, why_older, why_unfit};
 use crate::mirror::replica::{Replica, ReplicaSource};
-use crate::mirror::samples::{are_of_another, differences, other_content, sample_blocks};
+use crate::mirror::samples::{DAMAGED, are_of_another, differences, other_content, sample_blocks};
 use crate::mirror::{Mirror, Mutation};
 
 impl<C: Clock> Mirror<C> {
@@ -68,7 +68,7 @@ impl<C: Clock> Mirror<C> {
         };
         let differs: Vec<_> =
             differs.into_iter().zip(blocks).map(|(differs, lba)| differs.filter(|_| must_be_equal(lba))).collect();
-        are_of_another(&differs).then(|| in_sync.name().to_string())
+        are_of_another(&differs, DAMAGED).then(|| in_sync.name().to_string())
     }
 
     /// Why a device that does not fit cannot be attached, and what its label says besides: it may have changes that the mirror lacks.

@@ -19,8 +19,10 @@ const AT_START: u64 = 16;
 const AT_END: u64 = 8;
 /// Sampled blocks that are spread over the device.
 const SPREAD: u64 = 40;
-/// One in this many samples may differ, and always one.
-const DIFFERENT: usize = 16;
+/// One in this many samples may differ as damage, and always one.
+pub(crate) const DAMAGED: usize = 16;
+/// The same of blocks that are marked after a crash.
+pub(crate) const IN_FLIGHT: usize = 2;
 
 /// The blocks of a device to compare, other ones for another `random`.
 pub(crate) fn sample_blocks(capacity_blocks: u64, random: u64) -> Vec<Lba> {
@@ -30,12 +32,12 @@ pub(crate) fn sample_blocks(capacity_blocks: u64, random: u64) -> Vec<Lba> {
     ends.chain(spread).collect::<BTreeSet<u64>>().into_iter().map(Lba::new).collect()
 }
 
-/// True if these blocks differ on both devices, by `differs`, in more places than damage explains. Blocks of which that is not known do
-/// not count.
-pub(crate) fn are_of_another(differs: &[Option<bool>]) -> bool {
+/// True if more of these blocks differ on both devices, by `differs`, than one in `one_in` and than a single one. Blocks of which that is
+/// not known do not count.
+pub(crate) fn are_of_another(differs: &[Option<bool>], one_in: usize) -> bool {
     let compared = differs.iter().flatten().count();
     let different = differs.iter().filter(|differs| **differs == Some(true)).count();
-    different > (compared / DIFFERENT).max(1)
+    different > (compared / one_in).max(1)
 }
 
 /// Why a device is not used whose content is not that of this replica.
@@ -43,13 +45,6 @@ pub(crate) fn other_content(replica: &str) -> String {
     format!(
         "its content is not that of {replica}: it is another device, or one of them was put back to an earlier state; `sealblock mirror replace` makes it a replica"
     )
-}
-
-/// The same of blocks that are marked after a crash.
-pub(crate) fn are_mostly_of_another(differs: &[Option<bool>]) -> bool {
-    let compared = differs.iter().flatten().count();
-    let different = differs.iter().filter(|differs| **differs == Some(true)).count();
-    different > (compared / 2).max(1)
 }
 
 /// Whether each of these blocks differs on both devices.
@@ -101,10 +96,10 @@ mod tests {
             (4, 60, 0, false),
             (5, 59, 0, true),
         ] {
-            assert_eq!(are_of_another(&of(different, equal, unknown)), expected, "{different} of {equal}");
+            assert_eq!(are_of_another(&of(different, equal, unknown), DAMAGED), expected, "{different} of {equal}");
         }
         for (different, equal, expected) in [(1, 0, false), (2, 0, true), (32, 32, false), (33, 31, true)] {
-            assert_eq!(are_mostly_of_another(&of(different, equal, 3)), expected, "{different} of {equal}");
+            assert_eq!(are_of_another(&of(different, equal, 3), IN_FLIGHT), expected, "{different} of {equal}");
         }
     }
 }
