@@ -16,6 +16,8 @@ pub enum BadBlockCause {
     Conflict,
     /// Every in-sync copy is lost. An older copy remains and is not returned.
     Stale,
+    /// A copy is bad where a crash left copies different, and another one has the block: it can be read once the copies are compared.
+    Unsettled,
 }
 
 impl BadBlockCause {
@@ -26,6 +28,7 @@ impl BadBlockCause {
             BadBlockCause::Media => "media",
             BadBlockCause::Conflict => "conflict",
             BadBlockCause::Stale => "stale",
+            BadBlockCause::Unsettled => "unsettled",
         }
     }
 }
@@ -89,6 +92,10 @@ impl fmt::Display for BadBlock {
             }
             _ if self.cause == BadBlockCause::Conflict => write!(f, " between good copies")?,
             _ if self.cause == BadBlockCause::Stale => write!(f, ": an older copy is kept here")?,
+            _ if self.cause == BadBlockCause::Unsettled => write!(
+                f,
+                ": bad where a crash left replicas different, and another one has it: open the mirror for writing"
+            )?,
             _ => write!(f, " unreadable")?,
         }
         if self.repaired { f.write_str(", repaired") } else { Ok(()) }

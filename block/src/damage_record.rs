@@ -346,7 +346,8 @@ impl DamageRecord {
         if bad_blocks.is_empty() {
             return;
         }
-        let unrepaired = bad_blocks.iter().filter(|bad| !bad.repaired);
+        // One that is only not compared yet is not lost.
+        let unrepaired = bad_blocks.iter().filter(|bad| !bad.repaired && bad.cause != BadBlockCause::Unsettled);
         self.change(|list| unrepaired.for_each(|bad| list.add(DamageRun::of(bad))));
     }
 

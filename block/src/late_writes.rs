@@ -86,11 +86,6 @@ impl LateWrites {
         self.0.iter().any(|late| late.session == session)
     }
 
-    /// True if it has changes of another session than this one.
-    pub fn has_beside(&self, session: u64) -> bool {
-        self.0.iter().any(|late| late.session != session)
-    }
-
     /// Removes the changes of a session that can deliver nothing more.
     pub fn clear(&mut self, session: u64) {
         self.0.retain(|late| late.session != session);

@@ -1,6 +1,6 @@
 //! Errors of devices as failures of commands.
 
-use sealblock_block::{Error, ErrorKind as BlockFailure, MediumError, MediumErrorKind};
+use sealblock_block::{BadBlockCause, Error, ErrorKind as BlockFailure, MediumError, MediumErrorKind};
 use sealblock_media_file::OpenError;
 use sealblock_media_volume::{IdentityError, ResizeError, VolumeError};
 
@@ -11,9 +11,19 @@ use crate::kernel::holder::{in_use, in_use_below};
 pub(crate) const OLDER: &str =
     "use `sealblock copy` or `rescue` to copy the blocks as they are, or another copy of the data";
 
+/// What to try where a block can be read once replicas were compared.
+const SETTLE: &str = "`sealblock verify MIRROR --repair` compares the replicas";
+
+/// True if blocks are bad, but not lost: they can be read once the mirror was opened for writing.
+pub(crate) fn is_unsettled(error: &Error) -> bool {
+    let mut bad_blocks = error.bad_blocks().map_or(&[][..], |bad_blocks| bad_blocks.as_slice()).iter();
+    bad_blocks.any(|bad| bad.cause == BadBlockCause::Unsettled)
+}
+
 /// A request that failed.
 pub fn device_error(doing: impl Into<String>, error: &Error) -> StackError {
     let (cause, advice) = match error.kind() {
+        BlockFailure::Integrity(_) if is_unsettled(error) => (Cause::Unreachable, Some(SETTLE)),
         BlockFailure::Integrity(_) => (Cause::Damaged, Some("`sealblock verify` lists every damaged block")),
         // Nothing here expects a tag; a drive answers so if tags of a write no longer match when they arrive.
         BlockFailure::Expectation { .. } => (Cause::Io, None),

@@ -10,7 +10,7 @@ use sealblock_units::Extent;
 use serde::Serialize;
 
 use crate::error::StackError;
-use crate::failures::device_error;
+use crate::failures::{device_error, is_unsettled};
 use crate::opened::{OpenTarget, data_of};
 use crate::range::{Run, join_run};
 use crate::whole::ByteView;
@@ -52,6 +52,9 @@ impl OpenTarget {
                 }
                 Err(error) => error,
             };
+            if is_unsettled(&error) {
+                return Err(device_error(doing, &error));
+            }
             let named = named_blocks(&error, run);
             match (named.is_empty(), run.len()) {
                 (true, 1) => {

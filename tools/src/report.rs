@@ -244,7 +244,7 @@ fn named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BadBlockCause, D:
 }
 
 /// Every cause.
-const CAUSES: [BadBlockCause; 7] = [
+const CAUSES: [BadBlockCause; 8] = [
     BadBlockCause::Tag(Field::Guard),
     BadBlockCause::Tag(Field::AppTag),
     BadBlockCause::Tag(Field::RefTag),
@@ -252,6 +252,7 @@ const CAUSES: [BadBlockCause; 7] = [
     BadBlockCause::Media,
     BadBlockCause::Conflict,
     BadBlockCause::Stale,
+    BadBlockCause::Unsettled,
 ];
 
 /// What does not match, as people read it.
@@ -264,6 +265,7 @@ pub const fn cause_text(cause: BadBlockCause) -> &'static str {
         BadBlockCause::Media => "medium",
         BadBlockCause::Conflict => "conflict",
         BadBlockCause::Stale => "stale",
+        BadBlockCause::Unsettled => "unsettled",
     }
 }
 
@@ -541,7 +543,7 @@ mod tests {
     #[test]
     fn fields_have_the_documented_names() {
         let names = CAUSES.map(BadBlockCause::as_str);
-        assert_eq!(names, ["guard", "app_tag", "ref_tag", "storage_tag", "media", "conflict", "stale"]);
+        assert_eq!(names, ["guard", "app_tag", "ref_tag", "storage_tag", "media", "conflict", "stale", "unsettled"]);
     }
 
     #[test]

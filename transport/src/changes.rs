@@ -94,11 +94,6 @@ impl Changes {
         self.state.borrow().late.has(session)
     }
 
-    /// True if changes of other sessions than this one are late.
-    pub(crate) fn has_late_beside(&self, session: u64) -> bool {
-        self.state.borrow().late.has_beside(session)
-    }
-
     /// True if any change is late.
     pub(crate) fn has_any_late(&self) -> bool {
         !self.state.borrow().late.is_empty()

@@ -72,6 +72,9 @@ pub struct ReconnectLimits {
     pub late_wait: Duration,
 }
 
+/// The time in which changes of a lost session are cleared once they can no longer be executed.
+const CLEARING: Duration = Duration::from_secs(1);
+
 /// The current session.
 enum SessionState<S> {
     Connected(Rc<S>, u64),
@@ -361,20 +364,19 @@ impl<E: Endpoint> Reconnecting<E> {
         self.wake();
     }
 
-    /// Waits until no change of a lost session can be executed any more, if there is a session to the peer again: who comes after this
-    /// device knows nothing of them. True if there are none.
+    /// Waits until the peer can execute no change any more that nobody waits for, while there is a session to it: who uses
+    /// the same blocks after this device knows nothing of them. Changes of lost sessions end in the time that this waits;
+    /// a change that hangs at the peer need not. True if there are none.
     pub async fn settled(&self) -> bool {
-        let number = || match &*self.state.borrow() {
-            SessionState::Connected(_, number) => Some(*number),
-            SessionState::Reconnecting | SessionState::Refusing(_) | SessionState::Failed(_) => None,
-        };
-        let is_settled = || number().is_none_or(|number| !self.changes().has_late_beside(number));
-        if !is_settled() {
+        let has_late = || self.changes().has_any_late();
+        if has_late() && self.current_session().is_some() {
             let address = self.address();
-            tracing::warn!(%address, "waiting until a lost connection can deliver nothing more");
-            self.changes().wait_until(is_settled).await;
+            tracing::warn!(%address, "waiting until earlier changes can be executed no more");
+            let wait = self.changes().wait_until(|| !has_late() || self.current_session().is_none());
+            // What is left then is the answer.
+            let _ = timeout(self.limits().quiesce + CLEARING, wait).await;
         }
-        !self.changes().has_any_late()
+        !has_late()
     }
 
     /// Closes the device: waiting and later requests fail. This is no loss of the connection.

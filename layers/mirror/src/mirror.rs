@@ -13,7 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use sealblock_block::{
-    Abilities, Ability, Clock, Condition, Error, ErrorKind, Freshness, Geometry, RangeLock, RequestKind,
+    Abilities, Ability, BadBlock, Clock, Condition, Error, ErrorKind, Freshness, Geometry, RangeLock, RequestKind,
 };
 use sealblock_units::Extent;
 use smallvec::SmallVec;
@@ -44,9 +44,9 @@ pub struct Mirror<C> {
     pub(crate) mutation: Mutation,
     /// In the order of the records in labels.
     pub(crate) replicas: RefCell<Vec<Rc<Replica>>>,
-    /// Index of the replica whose label assembly took for the newest. Where in-sync replicas differ, its content
-    /// counts: another replica may be an image from before that label.
-    authority: usize,
+    /// Index of the replica whose label assembly took for the newest, or of one that was there while the only one with a label was away.
+    /// Where in-sync replicas differ, its content counts: another replica may be an image from before that label.
+    authority: Cell<usize>,
     pub(crate) range_lock: RangeLock,
     pub(crate) write_intent: WriteIntent,
     /// The groups that labels mark dirty since the mirror was opened.
@@ -59,6 +59,8 @@ pub struct Mirror<C> {
     /// The labels' record of a possible loss that was not reported to hosts.
     pub(crate) unreported_loss: Cell<bool>,
     pub(crate) lost_blocks: Cell<u64>,
+    /// Bad copies that reconciling or a resync has rewritten, until a repair names them.
+    pub(crate) reconciled_damage: RefCell<Vec<BadBlock>>,
     /// Identity of the replica that serves nosync regions of a read-only mirror, once one was read: readers must not
     /// see two contents.
     pub(crate) nosync_source: Cell<Option<[u8; 16]>>,
@@ -256,7 +258,7 @@ impl<C: Clock> Mirror<C> {
             is_read_only: read_only,
             mutation: hooks.mutation,
             replicas: RefCell::new(replicas),
-            authority,
+            authority: Cell::new(authority),
             range_lock: RangeLock::default(),
             opened_events: write_intent.events.get(),
             write_intent,
@@ -264,6 +266,7 @@ impl<C: Clock> Mirror<C> {
             writes_lost: Cell::new(false),
             unreported_loss: Cell::new(unreported_loss),
             lost_blocks: Cell::new(0),
+            reconciled_damage: RefCell::default(),
             nosync_source: Cell::new(None),
             next_read: Cell::new(0),
             work: Condition::default(),
@@ -328,7 +331,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Whether labels record the mirror. None does where the last replica that has room for one was removed.
-    fn has_label(&self) -> bool {
+    pub(crate) fn has_label(&self) -> bool {
         let replicas = self.replicas.borrow();
         let mut members = replicas.iter().filter(|replica| replica.state.get() != ReplicaState::Removed);
         self.is_labelled && members.any(|replica| replica.has_room)
@@ -348,8 +351,14 @@ impl<C: Clock> Mirror<C> {
     /// The replicas that are in sync and online, from the one whose content counts where they differ.
     pub(crate) fn in_sync(&self) -> Replicas {
         let replicas = self.replicas.borrow();
-        let (before, from) = replicas.split_at(self.authority.min(replicas.len()));
+        let (before, from) = replicas.split_at(self.authority.get().min(replicas.len()));
         from.iter().chain(before).filter(|replica| replica.is_readable()).cloned().collect()
+    }
+
+    /// Where replicas differ, the content of this one counts.
+    pub(crate) fn set_authority(&self, id: [u8; 16]) {
+        let at = self.replicas.borrow().iter().position(|replica| replica.id == id);
+        self.authority.set(at.unwrap_or(self.authority.get()));
     }
 
     /// The replicas that changes go to.
@@ -508,6 +517,8 @@ impl<C: Clock> Mirror<C> {
     /// Marks an offline replica out of sync in all regions that may differ.
     fn demote(&self, replica: &Replica) {
         let was_current = replica.state.get() == ReplicaState::InSync;
+        let is_recorded = self.in_sync().iter().any(|other| other.has_room);
+        replica.is_failure_unrecorded.set(was_current && replica.has_room && !is_recorded);
         replica.state.set(ReplicaState::OutOfSync);
         replica.out_of_sync.borrow_mut().add(&self.write_intent.written.borrow());
         if was_current && self.is_flushed() {

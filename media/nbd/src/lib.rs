@@ -32,4 +32,4 @@ pub use device::{ListedExport, NbdDevice, discover};
 pub use error::ConnectError;
 pub use options::{ConnectionInfo, Counters, Options};
 pub use sealblock_runtime_reactor::net::Reconnect;
-pub use sealblock_transport::{ConnectionMonitor, LostConnection};
+pub use sealblock_transport::{ConnectionMonitor, LostConnection, QUIESCE};

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Runs a program and returns its standard output; an error contains the program's messages.
 ///
@@ -96,6 +96,8 @@ impl Drop for Loops {
 pub struct Mount {
     point: PathBuf,
     is_mounted: bool,
+    /// Where the kernel describes the filesystem while it is mounted anywhere.
+    active: PathBuf,
     /// Detached after the unmount, because fields are dropped after the struct itself; `None` if the devices stay
     /// attached.
     _loops: Option<Loops>,
@@ -131,9 +133,10 @@ impl Mount {
         let (first, others) = loops.devices.split_first().ok_or("no device to mount")?;
         let others: String = others.iter().map(|device| format!(",device={device}")).collect();
         let options = format!("{options}{others}");
+        let active = Path::new("/sys/fs/btrfs").join(run("blkid", ["-p", "-o", "value", "-s", "UUID", first])?);
         let arguments = ["-t", "btrfs", "-o", &options, first].map(OsStr::new);
         run("mount", arguments.into_iter().chain([point.as_os_str()]))?;
-        Ok(Mount { point: point.to_owned(), is_mounted: true, _loops: None })
+        Ok(Mount { point: point.to_owned(), is_mounted: true, active, _loops: None })
     }
 
     fn of(images: &[PathBuf], options: &str, read_only: bool) -> Result<Mount, String> {
@@ -162,16 +165,27 @@ impl Mount {
         run("sync", ["-f".as_ref(), self.point.as_os_str()]).map(drop)
     }
 
-    /// Unmounts it, which writes all data.
+    /// Unmounts it, and waits until all data are written. A process that has just been given mounts of its own has a copy of
+    /// this one, and the last of them writes.
     ///
     /// # Errors
     /// If it is in use, or cannot be written.
     pub fn unmount(mut self) -> Result<(), String> {
         unmount(&self.point)?;
         self.is_mounted = false;
+        let begun = Instant::now();
+        while self.active.exists() {
+            if begun.elapsed() > OTHER_MOUNTS {
+                return Err(format!("{}: still there after the unmount", self.active.display()));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
         Ok(())
     }
 }
+
+/// Longer than a process with mounts of its own runs in any test.
+const OTHER_MOUNTS: Duration = Duration::from_secs(300);
 
 /// Unmounts a folder. A child process that another thread is just starting has copies of all open files of this process
 /// until it executes its program, even of files that are closed here meanwhile. So a busy mount is retried for a while.

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Device, DynDevice, Error, Request, RequestKind, ReservedArea, Response, WhyOlder};
@@ -13,9 +14,11 @@ use sealblock_layers_mirror::{
 };
 use sealblock_layers_stripe::label::MAGIC as STRIPE_MAGIC;
 use sealblock_media_file::Backing;
+use sealblock_media_nbd::QUIESCE;
+use sealblock_runtime_reactor::now;
 
 use crate::error::{Cause, StackError, shell_word};
-use crate::failures::OLDER;
+use crate::failures::{OLDER, device_error};
 use crate::opened::closing::CloseLimit;
 use crate::opened::connections::{LostRemote, RemoteConnection, all_lost, loss};
 use crate::opened::damage_view::DamageView;
@@ -34,6 +37,9 @@ const OF_A_STRIPE: &str = "it is a member of a stripe";
 const SHOWN: &str = "use devices of one kind; serve a replica on another host with `--protection shown`";
 /// What is being done by a command for the replicas.
 pub const CHANGING: &str = "change";
+
+/// How long a command for the replicas waits for what a replica that it lets go may still execute; it is told then.
+const LETTING_GO: Duration = Duration::from_secs(5);
 
 /// An open mirror and its replicas.
 pub struct OpenMirror {
@@ -99,6 +105,8 @@ pub(super) struct OpenReplica {
     received_bytes: Cell<u64>,
     /// True while another device replaces it: it must not be reopened.
     is_retired: Cell<bool>,
+    /// Why its device was not closed well, and until when that counts: a change that was sent to it may still be executed.
+    unsettled: RefCell<Option<(Error, Instant)>>,
 }
 
 impl OpenMirror {
@@ -240,10 +248,13 @@ impl OpenMirror {
                     let gone: Vec<_> = self.replicas.borrow_mut().extract_if(.., is_gone).collect();
                     gone.iter().for_each(|replica| self.forget(replica));
                     self.name_members();
+                    join_all(gone.iter().map(|replica| replica.let_go())).await.into_iter().collect()
                 }
-                Err(_) => retired.iter().for_each(|replica| replica.is_retired.set(false)),
+                Err(_) => {
+                    retired.iter().for_each(|replica| replica.is_retired.set(false));
+                    replaced
+                }
             }
-            replaced
         })
     }
 
@@ -314,11 +325,8 @@ impl OpenMirror {
             let gone: Vec<Rc<OpenReplica>> =
                 self.replicas.borrow_mut().extract_if(.., |replica| replica.name == name).collect();
             self.name_members();
-            for replica in gone {
-                self.forget(&replica);
-                let _ = replica.close().await;
-            }
-            Ok(())
+            gone.iter().for_each(|replica| self.forget(replica));
+            join_all(gone.iter().map(|replica| replica.let_go())).await.into_iter().collect()
         })
     }
 
@@ -506,6 +514,7 @@ impl OpenReplica {
             reports_to: RefCell::default(),
             received_bytes: Cell::new(0),
             is_retired: Cell::new(false),
+            unsettled: RefCell::default(),
         })
     }
 
@@ -617,7 +626,25 @@ impl OpenReplica {
         let held = self.held.take();
         let received = received_bytes(&held).unwrap_or(0);
         self.received_bytes.set(self.received_bytes.get() + received);
-        close_all(&held, limit).await
+        let closed = close_all(&held, limit).await;
+        if let Err(error) = &closed {
+            self.unsettled.replace(Some((error.clone(), now() + QUIESCE)));
+        }
+        closed
+    }
+
+    /// Closes it for good.
+    ///
+    /// # Errors
+    /// If a change that was sent to it may still be executed, now or since it failed: whoever writes to it next must know that.
+    async fn let_go(&self) -> Result<(), StackError> {
+        let _ = self.close_by(CloseLimit::after(now() + LETTING_GO)).await;
+        match self.unsettled.take().filter(|(_, until)| *until > now()) {
+            Some((error, _)) => {
+                Err(device_error(format!("let go of {}, which is no replica any more", self.name), &error))
+            }
+            None => Ok(()),
+        }
     }
 
     fn reopen(self: &Rc<Self>) -> Reopen {

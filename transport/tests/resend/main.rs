@@ -21,11 +21,11 @@ use sealblock_block::{
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::{Config, Reactor, now, sleep, spawn};
+use sealblock_runtime_reactor::{Config, Reactor, now, sleep, spawn, timeout};
 use sealblock_units::{BlockSize, Extent};
 
 use proxy::{End, Proxy};
-use servers::{HeldWrite, Protocol, Settings, open, serve, serve_as};
+use servers::{Client, HeldWrite, Protocol, Settings, open, serve, serve_as};
 
 /// The time after which the first copy continues even if no newer write was acknowledged.
 const NEWER_MAY_TAKE: Duration = Duration::from_millis(150);
@@ -224,6 +224,29 @@ fn a_write_whose_future_was_dropped_undoes_nothing_newer() {
     for protocol in Protocol::ALL {
         run(|| dropped(protocol, false));
         run(|| dropped(protocol, true));
+    }
+}
+
+/// Before a client is closed, it waits until the server has executed the write that nobody waits for any more: another host knows
+/// nothing of it.
+async fn closing_beside_a_dropped_write(protocol: Protocol) {
+    let (held, server) = serve(protocol);
+    let client = Client::connect(protocol, server, Settings { quiesce: QUIESCE, reconnects: true }).await.unwrap();
+    held.arm();
+    let device = client.device();
+    let first: Pin<Box<dyn Future<Output = Outcome> + '_>> = Box::pin(device.execute(write(1)));
+    let runs = Box::pin(wait_until("the write runs", || held.is_held()));
+    let Either::Right(((), first)) = select(first, runs).await else { panic!("the write is held") };
+    drop(first);
+    assert!(timeout(NEWER_MAY_TAKE, client.settled()).await.is_err(), "{protocol:?}: it may still be executed");
+    held.release();
+    assert_eq!(timeout(QUIESCE / 2, client.settled()).await, Ok(true), "{protocol:?}: it has been");
+}
+
+#[test]
+fn a_close_waits_for_a_write_that_was_dropped() {
+    for protocol in Protocol::ALL {
+        run(|| closing_beside_a_dropped_write(protocol));
     }
 }
 

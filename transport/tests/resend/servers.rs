@@ -146,24 +146,51 @@ pub struct Settings {
 }
 
 pub async fn open(protocol: Protocol, address: SocketAddr, settings: Settings) -> Result<DynDevice, String> {
-    let reconnect = Reconnect {
-        attempts: if settings.reconnects { 1000 } else { 0 },
-        total: Duration::from_secs(20),
-        first_delay: Duration::from_millis(2),
-        max_delay: Duration::from_millis(20),
-    };
-    let quiesce = settings.quiesce;
-    match protocol {
-        Protocol::Nbd | Protocol::ForeignNbd => {
-            let options = NbdOptions { reconnect, quiesce, ..NbdOptions::default() };
-            let device = NbdDevice::connect(Address::from(address), "disk", options).await;
-            device.map(|device| DynDevice::new("nbd", device)).map_err(|error| error.to_string())
+    Client::connect(protocol, address, settings).await.map(|client| client.device())
+}
+
+/// A client of a server.
+#[derive(Clone)]
+pub enum Client {
+    Nbd(NbdDevice),
+    Nvme(NvmeTcpDevice),
+}
+
+impl Client {
+    pub async fn connect(protocol: Protocol, address: SocketAddr, settings: Settings) -> Result<Client, String> {
+        let reconnect = Reconnect {
+            attempts: if settings.reconnects { 1000 } else { 0 },
+            total: Duration::from_secs(20),
+            first_delay: Duration::from_millis(2),
+            max_delay: Duration::from_millis(20),
+        };
+        let quiesce = settings.quiesce;
+        match protocol {
+            Protocol::Nbd | Protocol::ForeignNbd => {
+                let options = NbdOptions { reconnect, quiesce, ..NbdOptions::default() };
+                let device = NbdDevice::connect(Address::from(address), "disk", options).await;
+                device.map(Client::Nbd).map_err(|error| error.to_string())
+            }
+            Protocol::Nvme => {
+                let options = NvmeOptions { reconnect, quiesce, keep_alive: Duration::ZERO, ..NvmeOptions::default() };
+                let subsystem = SUBNQN.parse().unwrap();
+                let device = NvmeTcpDevice::connect(HostPort::from(address), subsystem, Some(1), options).await;
+                device.map(Client::Nvme).map_err(|error| error.to_string())
+            }
         }
-        Protocol::Nvme => {
-            let options = NvmeOptions { reconnect, quiesce, keep_alive: Duration::ZERO, ..NvmeOptions::default() };
-            let subsystem = SUBNQN.parse().unwrap();
-            let device = NvmeTcpDevice::connect(HostPort::from(address), subsystem, Some(1), options).await;
-            device.map(|device| DynDevice::new("nvme", device)).map_err(|error| error.to_string())
+    }
+
+    pub fn device(&self) -> DynDevice {
+        match self.clone() {
+            Client::Nbd(device) => DynDevice::new("nbd", device),
+            Client::Nvme(device) => DynDevice::new("nvme", device),
+        }
+    }
+
+    pub async fn settled(&self) -> bool {
+        match self {
+            Client::Nbd(device) => device.settled().await,
+            Client::Nvme(device) => device.settled().await,
         }
     }
 }

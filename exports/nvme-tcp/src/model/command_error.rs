@@ -73,7 +73,9 @@ const fn of_field(field: BadBlockCause) -> StatusCode {
         BadBlockCause::Tag(Field::AppTag) => StatusCode::APPLICATION_TAG_CHECK_ERROR,
         BadBlockCause::Tag(Field::RefTag) => StatusCode::REFERENCE_TAG_CHECK_ERROR,
         BadBlockCause::Tag(Field::StorageTag) => StatusCode::STORAGE_TAG_CHECK_ERROR,
-        BadBlockCause::Media | BadBlockCause::Conflict | BadBlockCause::Stale => StatusCode::UNRECOVERED_READ_ERROR,
+        BadBlockCause::Media | BadBlockCause::Conflict | BadBlockCause::Stale | BadBlockCause::Unsettled => {
+            StatusCode::UNRECOVERED_READ_ERROR
+        }
     }
 }
 

@@ -244,7 +244,9 @@ impl DamageList {
         let is_kept = |bad_block: &&BadBlock| {
             !has_source || matches!(bad_block.cause, BadBlockCause::Conflict | BadBlockCause::Stale)
         };
-        let unrepaired = bad_blocks.iter().filter(|bad_block| !bad_block.repaired).filter(is_kept);
+        // One that is only not compared yet is not lost.
+        let is_damage = |bad_block: &&BadBlock| !bad_block.repaired && bad_block.cause != BadBlockCause::Unsettled;
+        let unrepaired = bad_blocks.iter().filter(is_damage).filter(is_kept);
         let is_new =
             self.change(|set| set.add(unrepaired.map(|bad_block| (bad_block.lba.get(), DamageInfo::of(bad_block)))));
         self.has_news() || is_new
@@ -351,7 +353,9 @@ impl DamageList {
             lba: Lba::new(lba),
             field: match run.cause {
                 BadBlockCause::Tag(field) => Some(field),
-                BadBlockCause::Media | BadBlockCause::Conflict | BadBlockCause::Stale => None,
+                BadBlockCause::Media | BadBlockCause::Conflict | BadBlockCause::Stale | BadBlockCause::Unsettled => {
+                    None
+                }
             },
             values: run.values,
             write_uncorrectable: run.is_made,
@@ -496,7 +500,7 @@ fn covers(summary: &RequestSummary, info: &DamageInfo) -> bool {
         return false;
     }
     match info.cause {
-        BadBlockCause::Media | BadBlockCause::Stale => true,
+        BadBlockCause::Media | BadBlockCause::Stale | BadBlockCause::Unsettled => true,
         // A read sees only one of the copies.
         BadBlockCause::Conflict => summary.kind != Read,
         // The device's own check finds these whatever the request expects.

@@ -7,6 +7,7 @@ use sealblock_units::{Extent, Lba};
 
 use crate::error::MirrorError;
 use crate::label::assemble::{Assembly, ReplicaProbe, add_missed, assemble, is_still_new, needs_full_resync};
+use crate::label::regions::Regions;
 use crate::label::{Label, ReplicaState};
 use crate::mirror::probe::{check_fit, default_name, probe_device, why_older, why_unfit};
 use crate::mirror::replica::{Replica, ReplicaSource};
@@ -26,21 +27,25 @@ impl<C: Clock> Mirror<C> {
         if let Err(misfit) = fit {
             return Err(self.refuse_misfit(replica, &source, &found, &misfit));
         }
+        let mut lacks_everything = false;
         if let ReplicaProbe::Labelled(label) = &found {
-            self.adopt_label(replica, label, why_older(&device))?;
+            lacks_everything = self.adopt_label(replica, label, why_older(&device))?;
             replica.is_name_assumed.set(false);
         } else if replica.has_room || found.has_room() {
             replica.is_unlabelled.set(true);
             return Err("the device has no label, so it is not this replica; `sealblock mirror replace` makes it one"
                 .to_owned());
-        } else if let Some(other) = self.not_content_of(replica, &device).await {
-            return Err(other_content(&other));
+        } else if let Some(why) = self.why_not_content(replica, &device).await {
+            return Err(why);
         }
         replica.stale.borrow_mut().withhold_again();
         self.write_intent.is_stale_check_due.set(true);
         replica.set_device(Some(device));
         replica.last_error.borrow_mut().clear();
         match replica.state.get() {
+            ReplicaState::OutOfSync if replica.is_failure_unrecorded.get() && !lacks_everything => {
+                self.readmit(replica)
+            }
             ReplicaState::OutOfSync => self.start_resync(replica),
             // It was the last in-sync replica, and its device may have lost unflushed writes that no other replica
             // certainly has.
@@ -53,10 +58,31 @@ impl<C: Clock> Mirror<C> {
         Ok(())
     }
 
-    /// The replica whose content a device without a label does not have where it lacks nothing of what its replica had.
-    async fn not_content_of(&self, replica: &Replica, device: &DynDevice) -> Option<String> {
-        let in_sync = self.in_sync().into_iter().find(|other| other.id != replica.id)?;
-        let current = in_sync.device()?;
+    /// Lists a replica in sync again whose failure no label records: so nothing was completed without it. What was in flight or not
+    /// flushed is compared; the content of a replica that was there all the time counts.
+    fn readmit(&self, replica: &Replica) {
+        let has_stayed = self.in_sync().first().map(|other| other.id);
+        self.set_authority(has_stayed.unwrap_or(replica.id));
+        if has_stayed.is_none() {
+            self.writes_lost.set(self.writes_lost.get() || self.write_intent.has_unflushed());
+        }
+        replica.is_failure_unrecorded.set(false);
+        replica.is_listed_in_sync.set(false);
+        *replica.out_of_sync.borrow_mut() = Regions::none(self.map.count());
+        replica.state.set(ReplicaState::InSync);
+        self.mark_dirty_nosync();
+        self.demote_offline();
+        tracing::info!(replica = %replica.name(), "replica is in sync: without it nothing could be recorded");
+    }
+
+    /// Why a device without a label is not used in the place of this replica: its content is another one where it lacks nothing of what
+    /// the replica had, or there is nothing to compare it with.
+    async fn why_not_content(&self, replica: &Replica, device: &DynDevice) -> Option<String> {
+        let in_sync = self.in_sync().into_iter().find(|other| other.id != replica.id);
+        let Some((in_sync, current)) = in_sync.and_then(|other| other.device().map(|device| (other, device))) else {
+            let why = "it has no label, and no other replica is in sync and online to compare it with";
+            return self.has_label().then(|| why.to_owned());
+        };
         let blocks = sample_blocks(self.geometry.capacity_blocks, self.write_intent.events.get());
         let differs = differences(&current, device, &blocks).await;
         // Now, since changes may have run meanwhile: each marks its regions first.
@@ -68,7 +94,7 @@ impl<C: Clock> Mirror<C> {
         };
         let differs: Vec<_> =
             differs.into_iter().zip(blocks).map(|(differs, lba)| differs.filter(|_| must_be_equal(lba))).collect();
-        are_of_another(&differs, DAMAGED).then(|| in_sync.name().to_string())
+        are_of_another(&differs, DAMAGED).then(|| other_content(&in_sync.name()))
     }
 
     /// Why a device that does not fit cannot be attached, and what its label says besides: it may have changes that the mirror lacks.
@@ -119,8 +145,8 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Checks the label of a replica that has returned, and updates its record from it.
-    fn adopt_label(&self, replica: &Replica, label: &Label, why_older: Option<WhyOlder>) -> Result<(), String> {
+    /// Checks the label of a replica that has returned, and updates its record from it. True if it may lack anything.
+    fn adopt_label(&self, replica: &Replica, label: &Label, why_older: Option<WhyOlder>) -> Result<bool, String> {
         self.check_label(replica, label)?;
         if let (Some(why), ReplicaState::InSync) = (why_older, replica.state.get()) {
             return Err(format!("it was the last in-sync replica, and {}", ErrorKind::MayBeOlder(why)));
@@ -145,7 +171,7 @@ impl<C: Clock> Mirror<C> {
             replica.is_listed_in_sync.set(replica.is_listed_in_sync.get() && was_current && !lacks_everything);
             add_missed(&mut replica.out_of_sync.borrow_mut(), label, lacks_everything, is_followed);
         }
-        Ok(())
+        Ok(lacks_everything)
     }
 
     /// Checks that this label is the replica's, and that the replica was not changed without the others.

@@ -258,17 +258,14 @@ fn check_split_brain(labels: &[(usize, &Label)]) -> Result<(), AssembleError> {
 }
 
 /// True if the content of a replica is elsewhere, or does not count: its own label lists it as out of sync, or one of
-/// the `others` is in sync according to all their labels together. A single label may list a replica as in sync that
-/// was restored to an earlier state since; it counts only if there are no other labels of its mirror.
+/// the `others` is in sync according to all their labels together. What its label says of replicas that are not given
+/// does not count: they may be gone, or restored to an earlier state.
 pub(crate) fn is_held_elsewhere(own: &Label, others: &[Label]) -> bool {
     let is_in_sync = |record: &ReplicaRecord| record.state == ReplicaState::InSync;
     if !is_own_in_sync(own) {
         return true;
     }
     let others: Vec<&Label> = others.iter().filter(|other| other.uuid == own.uuid).collect();
-    if others.is_empty() {
-        return own.replicas.iter().enumerate().any(|(at, record)| at != own.own_index && is_in_sync(record));
-    }
     let labels = others.iter().copied().chain([own]);
     let found: Vec<ReplicaProbe> = labels.map(|label| ReplicaProbe::Labelled(Box::new(label.clone()))).collect();
     let Ok(Assembly::Known(known)) = assemble(&found) else { return false };

@@ -210,6 +210,9 @@ impl<C: Clock> Mirror<C> {
             if !is_durable {
                 return Err(no_label_written());
             }
+            if durable_count > 0 {
+                self.replicas.borrow().iter().for_each(|replica| replica.is_failure_unrecorded.set(false));
+            }
             // Nosync regions can be reconciled now that the labels record which replicas failed.
             self.work.notify();
             self.write_intent.durable_seq.set(covers);

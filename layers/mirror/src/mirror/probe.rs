@@ -192,8 +192,10 @@ impl Candidate {
         let what = match (&self.probe, self.label_error) {
             (ReplicaProbe::Labelled(label), _) => {
                 if is_replaced && !is_held_elsewhere(label, beside) {
-                    let what =
-                        format!("{}, and by the labels no other is in sync that has its changes", label_text(label));
+                    let what = format!(
+                        "{}, and by the labels no other one that is given is in sync and has its changes",
+                        label_text(label)
+                    );
                     return Err(ReplicaError::OnlyCopy { replica, what });
                 }
                 label_text(label)

@@ -71,6 +71,9 @@ pub(crate) struct Replica {
     pub is_new: Cell<bool>,
     /// It is offline or resyncing, and labels still list it in sync: nothing was changed since it had everything.
     pub is_listed_in_sync: Cell<bool>,
+    /// It was in sync when it failed, and the only one with room for a label: no label can record that it failed, so no change completes
+    /// until it is back.
+    pub is_failure_unrecorded: Cell<bool>,
     /// Blocks of which it has only an older copy.
     pub stale: RefCell<StaleBlocks>,
     /// What the bitmap pages of its device hold.
@@ -113,6 +116,7 @@ impl Replica {
             is_unlabelled: Cell::new(false),
             is_new: Cell::new(record.is_new),
             is_listed_in_sync: Cell::new(false),
+            is_failure_unrecorded: Cell::new(false),
             stale: RefCell::new(StaleBlocks::new(&record.stale)),
             acked_events: Cell::new(record.acked_events),
             sent_events: Cell::new(record.sent_events),
@@ -142,6 +146,12 @@ impl Replica {
     /// Renames it.
     pub fn set_name(&self, name: String) {
         *self.name.borrow_mut() = name.into();
+    }
+
+    /// Counts and logs a bad copy that was rewritten, and is good.
+    pub fn count_repaired(&self, bad: &BadBlock) {
+        self.repaired_blocks.set(self.repaired_blocks.get() + 1);
+        tracing::warn!(replica = %self.name(), %bad, "bad block repaired");
     }
 
     /// Swaps the names of two offline replicas, with their way to be opened and the counters of their names.

@@ -5,7 +5,9 @@
 use std::rc::Rc;
 
 use futures_util::future::join_all;
-use sealblock_block::{BadBlock, BadBlocks, Clock, Error, ErrorKind, Expectations, Outcome, Request, Response};
+use sealblock_block::{
+    BadBlock, BadBlockCause, BadBlocks, Clock, Error, ErrorKind, Expectations, Outcome, Request, Response,
+};
 use sealblock_integrity::Sealed;
 use sealblock_units::{Extent, Lba};
 
@@ -81,7 +83,7 @@ impl<C: Clock> Mirror<C> {
 
     /// Reads nosync blocks of a read-only mirror, which cannot reconcile them. All such reads go to one replica until
     /// the mirror is closed: readers must not see two contents. Bad blocks there fail: a reader may have seen their
-    /// content, and another replica may have another content.
+    /// content, and another replica may have another content. They are not lost, if another replica has them.
     async fn read_nosync(&self, extent: Extent) -> Result<Sealed, Error> {
         loop {
             let first: Replicas = self.in_sync().into_iter().take(1).collect();
@@ -97,10 +99,14 @@ impl<C: Clock> Mirror<C> {
             }
             let (found, damaged) = read?;
             self.nosync_source.set(Some(replica.id));
-            if !damaged.is_empty() {
-                tracing::warn!(replica = %replica.name(), %extent, "bad block where a crash left replicas different: open the mirror for writing");
+            let others: Replicas = self.in_sync().into_iter().skip(1).collect();
+            let mut unread = Vec::with_capacity(damaged.len());
+            for bad in damaged {
+                let is_elsewhere = matches!(self.gather_one(&others, Extent::one(bad.lba)).await, Ok(Ok(_)));
+                let unsettled = BadBlock::new(bad.lba, BadBlockCause::Unsettled, None, None);
+                unread.push(if is_elsewhere { unsettled } else { bad });
             }
-            return join_or_fail(found, damaged);
+            return join_or_fail(found, unread);
         }
     }
 
@@ -162,8 +168,7 @@ impl<C: Clock> Mirror<C> {
             let is_good =
                 matches!(replica.execute(Request::verify(one, Expectations::NONE)).await, Ok(Response::Verified(_)));
             if is_good {
-                replica.repaired_blocks.set(replica.repaired_blocks.get() + 1);
-                tracing::warn!(replica = %replica.name(), %bad, "bad block repaired");
+                replica.count_repaired(bad);
             }
             return is_good;
         }

@@ -6,13 +6,16 @@ use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
-use sealblock_block::{BadBlock, BadBlockCause, Clock, Error, Expectations};
+use sealblock_block::{BadBlock, BadBlockCause, Clock, Error, Expectations, Request};
 use sealblock_integrity::{ChecksumKind, Sealed};
 use sealblock_units::{BlockCount, Extent};
 
 use crate::label::ReplicaState;
 use crate::mirror::replica::{Replica, is_unreachable};
 use crate::mirror::{Mirror, Mutation, Replicas};
+
+/// Bad copies that reconciling or a resync has rewritten, at most, which the next [`Mirror::repair`] names. More are only logged and counted.
+const MAX_RECONCILED_DAMAGE: usize = 4096;
 
 /// Consecutive good blocks and their source.
 pub(crate) struct FoundBlocks {
@@ -56,7 +59,11 @@ impl<C: Clock> Mirror<C> {
         Ok((found, lost))
     }
 
-    async fn gather_one(&self, replicas: &Replicas, one: Extent) -> Result<Result<FoundBlocks, BadBlock>, Error> {
+    pub(crate) async fn gather_one(
+        &self,
+        replicas: &Replicas,
+        one: Extent,
+    ) -> Result<Result<FoundBlocks, BadBlock>, Error> {
         let (mut cause, mut failed): (Option<BadBlock>, Option<Error>) = (None, None);
         for (source, replica) in replicas.iter().enumerate() {
             if !self.may_read(replica) {
@@ -178,6 +185,7 @@ impl<C: Clock> Mirror<C> {
                     Err(_) => return Ok(false),
                 }
             }
+            let bad = self.bad_copies(replicas, part).await;
             let (found, _) = self.gather(replicas, part).await?;
             for found in found {
                 match self.is_already_identical(replicas, &found, part).await {
@@ -186,8 +194,36 @@ impl<C: Clock> Mirror<C> {
                     Err(_) => return Ok(false),
                 }
             }
+            self.report_repaired(bad).await;
         }
         Ok(true)
+    }
+
+    /// The copies that are bad in a part that is to be made identical.
+    pub(crate) async fn bad_copies(&self, replicas: &Replicas, part: Extent) -> Vec<(Rc<Replica>, BadBlock)> {
+        let mut bad = Vec::new();
+        for replica in replicas {
+            let Err(error) = replica.execute(Request::verify(part, Expectations::NONE)).await else { continue };
+            // One that failed otherwise is met by whoever reads it next.
+            let found = error.into_bad_blocks().unwrap_or_default();
+            bad.extend(found.into_iter().map(|bad| (Rc::clone(replica), bad)));
+        }
+        bad
+    }
+
+    /// Counts the copies that are good now, and keeps them for the next [`Mirror::repair`]: they were damage, which no one has seen.
+    pub(crate) async fn report_repaired(&self, bad: Vec<(Rc<Replica>, BadBlock)>) {
+        for (replica, bad) in bad {
+            let one = Request::verify(Extent::one(bad.lba), Expectations::NONE);
+            if replica.execute(one).await.is_err() {
+                continue;
+            }
+            replica.count_repaired(&bad);
+            let mut reconciled = self.reconciled_damage.borrow_mut();
+            if reconciled.len() < MAX_RECONCILED_DAMAGE {
+                reconciled.push(BadBlock { repaired: true, ..replica.bad_block(&bad) });
+            }
+        }
     }
 
     /// Writes blocks to all of these replicas but their source. A replica that fails the write is marked out of sync.

@@ -164,16 +164,13 @@ impl<C: Clock> Mirror<C> {
 
     /// Writes a copy that is proven current to the replicas that have lost it. A failure leaves the copy itself.
     async fn write_to_bad(&self, sources: &Replicas, one: Extent, copy: &Sealed) {
+        let bad = self.bad_copies(sources, one).await;
         for replica in sources {
             if let Err(error) = replica.put(one, copy).await {
                 self.fail_if_unreachable(replica, &error);
-                continue;
-            }
-            if replica.execute(Request::verify(one, Expectations::NONE)).await.is_ok() {
-                replica.repaired_blocks.set(replica.repaired_blocks.get() + 1);
-                tracing::warn!(replica = %replica.name(), block = %one.start(), "bad block repaired from a replica that was offline: its copy is current");
             }
         }
+        self.report_repaired(bad).await;
     }
 
     /// The stale blocks of a replica in rising order; none if there is no such replica.

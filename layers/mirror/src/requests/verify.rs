@@ -96,7 +96,11 @@ impl<C: Clock> Mirror<C> {
         self.reconcile_for_read(extent).await?;
         let nosync_count = self.write_intent.nosync_count.get();
         let mut found = self.inspect(extent, None, Expectations::NONE, Some(nosync_count)).await?;
+        let reconciled = self.reconciled_damage.borrow_mut().extract_if(.., |bad| extent.contains(bad.lba)).collect();
+        found.tally.bad_blocks.extend::<Vec<_>>(reconciled);
         self.repair_all(&mut found.tally.bad_blocks).await;
+        // What this repair has rewritten beside it is among its own.
+        self.reconciled_damage.borrow_mut().retain(|bad| !extent.contains(bad.lba));
         self.forget_repaired().await;
         self.lost_blocks.set(self.lost_blocks.get() + count_unrepaired(&found.tally.bad_blocks, self.in_sync().len()));
         let bytes_transferred = found.bytes_transferred;

@@ -194,7 +194,7 @@ fn creating_a_mirror_of_replicas_of_others_says_what_they_are_and_keeps_the_only
     assert!(why.contains("b: out of sync, a: in sync") || why.contains("already"), "{why}");
     // By force, too, the only good copy is not replaced; the other one is.
     let why = refused(&[&a, &b], Some(1), true);
-    assert!(why.contains("a may hold the only good copy") && why.contains("no other is in sync"), "{why}");
+    assert!(why.contains("a may hold the only good copy") && why.contains("is in sync and has its changes"), "{why}");
     assert_reads(&*a.memory, extent(0, 8), 2);
     let mirror = created(&[&a, &b], Some(0), true).unwrap();
     resync(&mirror);
@@ -364,13 +364,21 @@ fn a_device_is_added_only_if_it_fits_and_is_blank_or_by_force() {
     ));
     let foreign = [TestReplica::new("x", Some(TYPE1)), TestReplica::new("y", Some(TYPE1))];
     drop(opened(&[&foreign[0], &foreign[1]]));
-    assert!(matches!(add(&foreign[0], false), Err(ReplicaError::Labelled { .. })));
+    // Its label says that the other one is in sync: whether that still exists is not known.
+    for force in [false, true] {
+        assert!(matches!(add(&foreign[0], force), Err(ReplicaError::OnlyCopy { .. })));
+    }
+    let removed = TestReplica::new("r", Some(TYPE1));
+    let other = opened(&[&TestReplica::new("w", Some(TYPE1)), &removed]);
+    other.remove("r").now_or_never().unwrap().unwrap();
+    drop(other);
+    assert!(matches!(add(&removed, false), Err(ReplicaError::Labelled { .. })));
     assert_eq!(states(&mirror).len(), 2);
     add(&used, true).unwrap();
-    add(&foreign[0], true).unwrap();
+    add(&removed, true).unwrap();
     resync(&mirror);
     assert_eq!(states(&mirror), [ReplicaState::InSync; 4]);
-    assert_reads(&*foreign[0].memory, extent(0, 600), 1);
+    assert_reads(&*removed.memory, extent(0, 600), 1);
     assert_eq!(add(&a, true), Err(ReplicaError::InUse { replica: "a".to_owned() }));
     drop(b);
 }

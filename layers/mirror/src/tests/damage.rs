@@ -64,6 +64,49 @@ fn tags_come_from_the_good_replica_as_they_were() {
     assert_eq!(read(), before, "the application tag too");
 }
 
+/// A mirror that a crash has left to be compared, and on one replica a block of it is bad.
+fn crashed_and_damaged(is_first: bool) -> (TestReplica, TestReplica) {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 8), 1).unwrap();
+    drop(mirror);
+    damage(if is_first { &a } else { &b }, [5].into_iter());
+    (a, b)
+}
+
+#[test]
+fn damage_that_a_comparison_after_a_crash_repairs_is_counted_and_named_once() {
+    for is_first in [true, false] {
+        let (a, b) = crashed_and_damaged(is_first);
+        let mirror = opened(&[&a, &b]);
+        assert!(mirror.is_nosync(extent(5, 1)));
+        resync(&mirror);
+        assert!(!mirror.is_nosync(extent(5, 1)));
+        let of = usize::from(!is_first);
+        let repaired: Vec<_> = mirror.describe().replicas.iter().map(|replica| replica.repaired_blocks).collect();
+        assert_eq!(repaired[of], 1, "{repaired:?}");
+        verify(&mirror).unwrap();
+        assert_eq!(brief(&found(repair(&mirror))), [(5, of, true)]);
+        repair(&mirror).unwrap();
+        assert_reads(&mirror, extent(0, 8), 1);
+    }
+}
+
+#[test]
+fn a_read_only_mirror_after_a_crash_calls_no_block_lost_that_another_replica_has() {
+    let (a, b) = crashed_and_damaged(true);
+    let mirror = try_open(&[&a, &b], true).unwrap();
+    let cause = |bad: Vec<BadBlock>| bad.iter().map(|bad| (bad.lba.get(), bad.cause)).collect::<Vec<_>>();
+    let bad = found(read(&mirror, extent(0, 8)).map(|_| Response::Done));
+    assert!(bad[0].to_string().contains("open the mirror for writing"), "{bad:?}");
+    assert_eq!(cause(bad), [(5, BadBlockCause::Unsettled)]);
+    assert_reads(&mirror, extent(6, 2), 1);
+    // Twins: what is bad on the other one only, and what none has.
+    damage(&b, [5].into_iter());
+    assert_ne!(cause(found(read(&mirror, extent(0, 8)).map(|_| Response::Done))), [(5, BadBlockCause::Unsettled)]);
+    let (a, b) = crashed_and_damaged(false);
+    assert_reads(&try_open(&[&a, &b], true).unwrap(), extent(0, 8), 1);
+}
+
 #[test]
 fn a_verify_names_replica_and_block_and_repairs_only_if_asked() {
     let (a, b, mirror) = pair(Some(TYPE1));

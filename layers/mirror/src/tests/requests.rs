@@ -1,7 +1,9 @@
 //! Requests of all kinds, and mirrors of unlike replicas.
 
 use futures_util::FutureExt;
-use sealblock_block::{Device, Durability, ErrorKind, Expectations, Operation, Request, ReservedArea, Response};
+use sealblock_block::{
+    BadBlockCause, Device, Durability, ErrorKind, Expectations, Operation, Request, ReservedArea, Response,
+};
 use sealblock_integrity::{ChecksumKind, GuardKind, PiFormat, ProtectionType};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Lba};
@@ -172,7 +174,9 @@ fn bad_blocks_where_a_crash_left_replicas_different_are_not_read_from_another_re
         assert!(a.memory.device().damage(Lba::new(lba), sealblock_media_memory::Corruption::Tag { at: 1, mask: 1 }));
     }
     let error = read(&reader, extent(0, 4)).unwrap_err();
-    assert_eq!(error.bad_blocks().unwrap().as_slice().iter().map(|bad| bad.lba.get()).collect::<Vec<_>>(), [1]);
+    let bad_blocks: Vec<_> =
+        error.bad_blocks().unwrap().as_slice().iter().map(|bad| (bad.lba.get(), bad.cause)).collect();
+    assert_eq!(bad_blocks, [(1, BadBlockCause::Unsettled)]);
     assert_reads(&reader, extent(2, 2), 2);
     assert_reads(&reader, extent(600, 4), 1);
     drop(reader);

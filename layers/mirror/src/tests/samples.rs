@@ -89,6 +89,64 @@ fn what_a_replica_without_a_label_lacks_or_has_lost_is_no_other_device() {
     assert!(again.close().now_or_never().is_some());
 }
 
+#[test]
+fn without_its_only_label_a_mirror_changes_nothing_and_goes_on_once_that_is_back() {
+    let (a, b) = written();
+    let mirror = opened(&[&a, &b]);
+    write(&mirror, extent(600, 4), 2).unwrap();
+    a.is_offline.set(true);
+    let why = write(&mirror, extent(0, 1), 3).unwrap_err().to_string();
+    assert!(why.contains("cannot record a failed replica"), "{why}");
+    assert!(run(&mirror, Request::flush()).is_err());
+    assert_reads(&mirror, extent(600, 4), 2);
+    // It has lost what was not flushed, of which readers have seen the copy of the other one.
+    write(&*a.memory, extent(600, 4), 1).unwrap();
+    a.is_offline.set(false);
+    reattach(&mirror, &a).unwrap();
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
+    assert_reads(&mirror, extent(600, 4), 2);
+    resync(&mirror);
+    assert_reads(&*a.memory, extent(600, 4), 2);
+    write(&mirror, extent(0, 1), 4).unwrap();
+    run(&mirror, Request::flush()).unwrap();
+    close(&mirror);
+    drop(mirror);
+    let again = opened(&[&a, &b]);
+    assert_eq!(states(&again), [ReplicaState::InSync, ReplicaState::InSync]);
+    assert_reads(&again, extent(0, 1), 4);
+    assert_eq!(verify(&again).map(drop), Ok(()));
+}
+
+#[test]
+fn another_device_is_noticed_too_once_there_is_something_to_compare_it_with() {
+    for returns_first in [true, false] {
+        let (a, b) = written();
+        let wrong = other();
+        let mirror = opened(&[&a, &b]);
+        a.is_offline.set(true);
+        assert!(write(&mirror, extent(0, 1), 1).is_err());
+        b.is_offline.set(true);
+        assert!(read(&mirror, extent(0, 1)).is_err());
+        if returns_first {
+            assert!(reattach(&mirror, &wrong).unwrap_err().contains("to compare it with"));
+        }
+        a.is_offline.set(false);
+        reattach(&mirror, &a).unwrap();
+        assert!(reattach(&mirror, &wrong).unwrap_err().contains("its content is not that of a"));
+        assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+        write(&mirror, extent(0, 1), 1).unwrap();
+        for start in (0..BLOCKS).step_by(64) {
+            assert_reads(&mirror, extent(start, 64), 1);
+        }
+        assert_eq!(wrong.written_blocks.get(), 0);
+        b.is_offline.set(false);
+        reattach(&mirror, &b).unwrap();
+        resync(&mirror);
+        assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
+        assert_eq!(verify(&mirror).map(drop), Ok(()));
+    }
+}
+
 /// After a crash, most of a small mirror is marked.
 #[test]
 fn another_device_is_noticed_where_all_is_marked_too_and_the_replica_itself_is_compared_there() {

@@ -65,6 +65,10 @@ fn a_copy_that_the_stored_guard_proves_current_is_used_without_asking() {
             assert_reads(device, extent(1, 1), 2);
         }
         assert_eq!(mirror.describe().replicas[0].repaired_blocks, 1);
+        // It was damage, which a repair names once.
+        let named = bad_blocks(repair(&mirror));
+        assert!(matches!(named[..], [BadBlock { repaired: true, .. }]) && named[0].lba == Lba::new(5), "{named:?}");
+        repair(&mirror).unwrap();
     }
 }
 

@@ -45,6 +45,9 @@ impl Finding for Damage {
             (BadBlockCause::Media, ..) => "cannot be read".to_owned(),
             (BadBlockCause::Conflict, ..) => "good copies differ".to_owned(),
             (BadBlockCause::Stale, ..) => "an older copy is kept here; --accept-stale accepts it".to_owned(),
+            (BadBlockCause::Unsettled, ..) => {
+                "bad where a crash left replicas different, and another one has it".to_owned()
+            }
             // A remote device names the field, but not always its value.
             _ => "does not match".to_owned(),
         };
