@@ -368,15 +368,20 @@ impl<E: Endpoint> Reconnecting<E> {
     /// the same blocks after this device knows nothing of them. Changes of lost sessions end in the time that this waits;
     /// a change that hangs at the peer need not. True if there are none.
     pub async fn settled(&self) -> bool {
-        let has_late = || self.changes().has_any_late();
-        if has_late() && self.current_session().is_some() {
+        if !self.is_settled() && self.current_session().is_some() {
             let address = self.address();
             tracing::warn!(%address, "waiting until earlier changes can be executed no more");
-            let wait = self.changes().wait_until(|| !has_late() || self.current_session().is_none());
+            let wait = self.changes().wait_until(|| self.is_settled() || self.current_session().is_none());
             // What is left then is the answer.
             let _ = timeout(self.limits().quiesce + CLEARING, wait).await;
         }
-        !has_late()
+        self.is_settled()
+    }
+
+    /// True if the peer can execute no change any more that nobody waits for. Closing the device makes those of them that
+    /// are in flight.
+    pub fn is_settled(&self) -> bool {
+        !self.changes().has_any_late()
     }
 
     /// Closes the device: waiting and later requests fail. This is no loss of the connection.

@@ -24,7 +24,7 @@ use crate::mirror::probe::{
     ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device, why_older, why_unfit,
 };
 use crate::mirror::replica::{Replica, ReplicaSource, has_reserved_area};
-use crate::mirror::samples::{DAMAGED, IN_FLIGHT, are_of_another, differences, other_content, sample_blocks};
+use crate::mirror::samples::{Known, are_of_another, differences, other_content, sample_blocks};
 use crate::mirror::write_intent::{PriorState, WriteIntent};
 use crate::mirror::{Mirror, MirrorParts, Mutation, TestHooks, abilities};
 
@@ -247,12 +247,15 @@ async fn leave_out_others(
     let within = |regions: &Regions, lba: &Lba| regions.contains_any(label.map.of(Extent::one(*lba)));
     for at in (0..sources.len()).filter(|at| found[*at] == ReplicaProbe::Unlabelled { has_room: false }) {
         let Ok(device) = &sources[at].device else { continue };
-        let lacks = |lba: &Lba| within(&record(at).out_of_sync, lba);
-        let (marked, same): (Vec<Lba>, Vec<Lba>) =
-            blocks.iter().filter(|lba| !lacks(lba)).partition(|lba| within(&label.dirty, lba));
-        if are_of_another(&differences(&replica, device, &same).await, DAMAGED)
-            || are_of_another(&differences(&replica, device, &marked).await, IN_FLIGHT)
-        {
+        let known = |lba: &Lba| match (within(&record(at).out_of_sync, lba), within(&label.dirty, lba)) {
+            (true, _) if record(at).is_new => Known::Nothing,
+            (true, _) => Known::Lacks,
+            (false, true) => Known::Marked,
+            (false, false) => Known::Same,
+        };
+        let differs = differences(&replica, device, &blocks).await;
+        let differs: Vec<_> = blocks.iter().map(known).zip(differs).collect();
+        if are_of_another(&differs) {
             sources[at].device = Err(other_content(&sources[sure].name));
         }
     }

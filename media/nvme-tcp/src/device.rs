@@ -57,10 +57,15 @@ impl NvmeTcpDevice {
         })
     }
 
-    /// Waits until no change that was sent on a lost connection can be executed any more. The caller limits it, and closes the device
-    /// then. True if there are none; without a connection it does not wait.
+    /// Waits until no change can be executed any more that nobody waits for: one that was sent on a lost connection, or whose request was
+    /// dropped. The caller limits it, and closes the device then. True if there are none; without a connection it does not wait.
     pub fn settled(&self) -> LocalBoxFuture<'_, bool> {
         Box::pin(self.0.io.session.settled())
+    }
+
+    /// True if no change can be executed any more that nobody waits for, as those in flight when the device was closed.
+    pub fn is_settled(&self) -> bool {
+        self.0.io.session.is_settled()
     }
 
     /// Closes the device for all its clones: shuts the controller down, which lets it write its cache back, and closes

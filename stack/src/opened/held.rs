@@ -149,13 +149,14 @@ async fn close_in_order(held: &[CloseHandle], limit: CloseLimit) -> Result<(), E
                     tracing::warn!(subsystem = %device.info().subsystem, %error, "disconnected without a shutdown");
                     device.disconnect();
                 }
-                settled
+                settled.and_then(|()| sure(device.is_settled()))
             }
             // Members limit each part of their close.
             CloseHandle::Members(members) => members.close(limit).await,
             CloseHandle::Nbd(device) => {
                 let settled = settle(limit, device.settled()).await;
-                limit.close(device.close()).await.and(settled)
+                let closed = limit.close(device.close()).await;
+                closed.and(settled).and_then(|()| sure(device.is_settled()))
             }
         });
     }
@@ -167,10 +168,12 @@ async fn close_in_order(held: &[CloseHandle], limit: CloseLimit) -> Result<(), E
 /// # Errors
 /// If that is not sure when the time is up: whoever writes the same blocks next must know it.
 pub(crate) async fn settle(limit: CloseLimit, settled: impl Future<Output = bool>) -> Result<(), Error> {
-    match limit.part(settled).await {
-        Some(true) => Ok(()),
-        Some(false) | None => Err(may_be_delivered()),
-    }
+    sure(limit.part(settled).await.unwrap_or(false))
+}
+
+/// An error unless nothing of this device can be executed any more.
+fn sure(is_settled: bool) -> Result<(), Error> {
+    if is_settled { Ok(()) } else { Err(may_be_delivered()) }
 }
 
 #[cold]

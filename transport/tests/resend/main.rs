@@ -250,6 +250,31 @@ fn a_close_waits_for_a_write_that_was_dropped() {
     }
 }
 
+/// Whether all of its changes have ended once a client is closed, beside a write that is still in flight or has ended.
+async fn closed_beside_a_write(protocol: Protocol, has_ended: bool) -> bool {
+    let (held, server) = serve(protocol);
+    let client = Client::connect(protocol, server, Settings { quiesce: QUIESCE, reconnects: true }).await.unwrap();
+    held.arm();
+    let device = client.device();
+    let first = Newer::begin(async move { device.execute(write(1)).await });
+    wait_until("the write runs", || held.is_held()).await;
+    if has_ended {
+        held.release();
+        first.finish().await.unwrap();
+    }
+    client.close().await
+}
+
+#[test]
+fn what_is_in_flight_when_a_client_is_closed_may_still_be_executed() {
+    for protocol in Protocol::ALL {
+        run(|| async move {
+            assert!(!closed_beside_a_write(protocol, false).await, "{protocol:?}");
+            assert!(closed_beside_a_write(protocol, true).await, "{protocol:?}");
+        });
+    }
+}
+
 /// The client waits for a server that does not fence sessions, but no longer than the limit.
 #[test]
 fn a_change_that_waits_too_long_for_a_late_one_fails_and_says_why() {

@@ -187,6 +187,17 @@ impl Client {
         }
     }
 
+    pub async fn close(&self) -> bool {
+        match self {
+            Client::Nbd(device) => device.close().await,
+            Client::Nvme(device) => device.close().await,
+        }
+        match self {
+            Client::Nbd(device) => device.is_settled(),
+            Client::Nvme(device) => device.is_settled(),
+        }
+    }
+
     pub async fn settled(&self) -> bool {
         match self {
             Client::Nbd(device) => device.settled().await,

@@ -11,7 +11,7 @@ use crate::label::regions::Regions;
 use crate::label::{Label, ReplicaState};
 use crate::mirror::probe::{check_fit, default_name, probe_device, why_older, why_unfit};
 use crate::mirror::replica::{Replica, ReplicaSource};
-use crate::mirror::samples::{DAMAGED, are_of_another, differences, other_content, sample_blocks};
+use crate::mirror::samples::{Known, are_of_another, differences, other_content, sample_blocks};
 use crate::mirror::{Mirror, Mutation};
 
 impl<C: Clock> Mirror<C> {
@@ -88,13 +88,17 @@ impl<C: Clock> Mirror<C> {
         // Now, since changes may have run meanwhile: each marks its regions first.
         let marked = [&replica.out_of_sync, &replica.to_resync, &self.write_intent.dirty, &self.write_intent.nosync];
         let stale = [replica.stale.borrow().listed(), in_sync.stale.borrow().listed()].concat();
-        let must_be_equal = |lba: Lba| {
+        let known = |lba: Lba| {
             let regions = self.map.of(Extent::one(lba));
-            !stale.contains(&lba.get()) && !marked.iter().any(|of| of.borrow().contains_any(regions.clone()))
+            match marked.iter().any(|of| of.borrow().contains_any(regions.clone())) {
+                _ if stale.contains(&lba.get()) => Known::Nothing,
+                true if replica.is_new.get() => Known::Nothing,
+                true => Known::Lacks,
+                false => Known::Same,
+            }
         };
-        let differs: Vec<_> =
-            differs.into_iter().zip(blocks).map(|(differs, lba)| differs.filter(|_| must_be_equal(lba))).collect();
-        are_of_another(&differs, DAMAGED).then(|| other_content(&in_sync.name()))
+        let differs: Vec<_> = blocks.into_iter().map(known).zip(differs).collect();
+        are_of_another(&differs).then(|| other_content(&in_sync.name()))
     }
 
     /// Why a device that does not fit cannot be attached, and what its label says besides: it may have changes that the mirror lacks.

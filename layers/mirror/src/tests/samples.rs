@@ -147,6 +147,32 @@ fn another_device_is_noticed_too_once_there_is_something_to_compare_it_with() {
     }
 }
 
+/// Whether it is the replica or another device cannot be seen then.
+#[test]
+fn a_device_that_lacks_everything_is_not_overwritten_until_it_is_made_a_replica() {
+    let (a, b) = written();
+    let mirror = opened(&[&a, &b]);
+    b.is_offline.set(true);
+    write(&mirror, extent(0, BLOCKS), 2).unwrap();
+    b.is_offline.set(false);
+    assert!(reattach(&mirror, &b).unwrap_err().contains("lacks most of what was written"));
+    close(&mirror);
+    drop(mirror);
+    b.written_blocks.set(0);
+    let mirror = opened(&[&a, &b]);
+    assert!(!mirror.describe().replicas[1].is_online);
+    assert_eq!(b.written_blocks.get(), 0);
+    mirror.replace("b", b.source(), true).now_or_never().unwrap().unwrap();
+    // Nor is it in doubt when that is interrupted.
+    close(&mirror);
+    drop(mirror);
+    let mirror = opened(&[&a, &b]);
+    assert!(mirror.describe().replicas[1].is_online, "{}", last_error(&mirror));
+    resync(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
+    assert_eq!(verify(&mirror).map(drop), Ok(()));
+}
+
 /// After a crash, most of a small mirror is marked.
 #[test]
 fn another_device_is_noticed_where_all_is_marked_too_and_the_replica_itself_is_compared_there() {
@@ -159,8 +185,20 @@ fn another_device_is_noticed_where_all_is_marked_too_and_the_replica_itself_is_c
         write(&*b.memory, extent(0, BLOCKS / 3), 9).unwrap();
         let wrong = bare("b");
         write(&*wrong.memory, extent(0, BLOCKS), 2).unwrap();
-        let mirror = opened(&[&a, if is_other { &wrong } else { &b }]);
+        let given = if is_other { &wrong } else { &b };
+        let mirror = opened(&[&a, given]);
         assert_eq!(mirror.describe().replicas[1].is_online, !is_other, "{}", last_error(&mirror));
         assert_eq!(last_error(&mirror).contains("its content is not that of a"), is_other);
+        // What was refused stays so, although labels now say that it lacks all that was marked.
+        if is_other {
+            write(&mirror, extent(0, 1), 3).unwrap();
+            wrong.written_blocks.set(0);
+            assert!(reattach(&mirror, &wrong).unwrap_err().contains("its content is not that of a"));
+            close(&mirror);
+            drop(mirror);
+            let again = opened(&[&a, &wrong]);
+            assert!(!again.describe().replicas[1].is_online);
+            assert_eq!(wrong.written_blocks.get(), 0);
+        }
     }
 }

@@ -227,14 +227,18 @@ async fn write_some(running: &RunningMirror) {
 /// offline keeps its copy. A write of the block ends that.
 async fn beside(running: &RunningMirror, loss: &LostBlock) -> Result<(), Stop> {
     let pieces = running.client.pieces(&running.random);
+    let replaced_count = || running.harness.envs.borrow()[loss.away].replaced_count.get();
+    let before = replaced_count();
     if running.random.chance(50) {
         for piece in &pieces {
             running.client.read_or_lose(*piece, loss.lba).await?;
         }
     }
     quiesce(running).await?;
+    // Whoever makes the replica a new one gives its copy up.
+    let is_kept = replaced_count() == before;
     for piece in pieces {
-        match loss.is_proven {
+        match loss.is_proven && is_kept {
             true => running.client.read(piece).await?,
             false => {
                 running.client.read_or_lose(piece, loss.lba).await?;
@@ -242,7 +246,7 @@ async fn beside(running: &RunningMirror, loss: &LostBlock) -> Result<(), Stop> {
         }
     }
     let one = Extent::one(loss.lba);
-    if loss.has_copy && !holds(running, loss.away, one).await {
+    if loss.has_copy && is_kept && !holds(running, loss.away, one).await {
         running
             .harness
             .find(format!("the last readable copy of block {}, on replica {}, is gone", loss.lba, loss.away));

@@ -68,6 +68,7 @@ async fn make_replicas(running: &RunningMirror) {
             env.is_lent.set(true);
             let done = mirror.replace(&env.name, running.harness.source(&env).await, true).await;
             env.is_lent.set(false);
+            env.replaced_count.set(env.replaced_count.get() + 1);
             running.harness.log(format!(
                 "at {:?} replica {} is made a replica: {done:?}",
                 running.executor.now(),

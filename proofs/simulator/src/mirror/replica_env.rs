@@ -44,6 +44,8 @@ pub(super) struct ReplicaEnv {
     pub is_opening: Cell<bool>,
     /// True while it is open in order to become a replica.
     pub is_lent: Cell<bool>,
+    /// How often it was made a replica, which gives up what it had.
+    pub replaced_count: Cell<u32>,
     /// Counts opens and breaks of the link.
     pub epoch: Cell<u64>,
     /// Counts all events of the link.
