@@ -108,12 +108,18 @@ impl Holder {
     }
 
     /// The name that the mirror has for a replica. A name that is typed here may mean another file there.
-    fn member(&self, named: &TargetName, target: &TargetName) -> Result<String, StackError> {
+    /// One that was not given has the name that its status shows.
+    async fn member(&self, named: &TargetName, target: &TargetName) -> Result<String, StackError> {
         let name = match self {
             Holder::Server(server) => server.member(named),
             Holder::Here(mirror) => member_of(&mirror.members(), named).map(str::to_owned),
         };
-        name.ok_or_else(|| {
+        if let Some(name) = name {
+            return Ok(name);
+        }
+        let shown = named.to_string();
+        let is_shown = self.status().await?.replica(&shown).is_some();
+        is_shown.then_some(shown).ok_or_else(|| {
             StackError::new(Cause::Usage, CHANGING, format!("the mirror has no replica {named}"))
                 .on(target)
                 .advise("`sealblock mirror status` lists the replicas")
@@ -252,7 +258,7 @@ fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, StackError> {
     let MirrorAcceptStale { target, replica, control } = arguments;
     let kept = |status: &MirrorStatus, name: &str| status.replica(name).map_or(0, |replica| replica.stale_blocks);
     let take = async |mirror: &Holder| {
-        let name = mirror.member(replica, target)?;
+        let name = mirror.member(replica, target).await?;
         let before = kept(&mirror.status().await?, &name);
         let status = mirror.execute(&ControlCommand::MirrorAcceptStale { replica: name.clone() }).await?;
         Ok((before, kept(&status, &name), status, mirror.stranger()))
@@ -285,11 +291,11 @@ async fn execute_change(mirror: &Holder, target: &TargetName, change: Change<'_>
             (None, Some(new.clone()), force, ControlCommand::MirrorAdd { replica: new, force })
         }
         Change::Remove { old, force } => {
-            let old = mirror.member(old, target)?;
+            let old = mirror.member(old, target).await?;
             (None, None, force, ControlCommand::MirrorRemove { replica: old, force })
         }
         Change::Replace { old, new, force } => {
-            let old = mirror.member(old, target)?;
+            let old = mirror.member(old, target).await?;
             let new = new.unwrap_or_else(|| old.clone());
             let command = ControlCommand::MirrorReplace { old: old.clone(), new: new.clone(), force };
             (Some(old), Some(new), force, command)

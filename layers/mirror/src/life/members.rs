@@ -12,6 +12,13 @@ use crate::mirror::probe::{check_fit, check_pages, inspect};
 use crate::mirror::replica::{Replica, ReplicaSource};
 use crate::mirror::{Mirror, Mutation};
 
+/// A device that is to become a replica.
+struct NewReplica {
+    has_room: bool,
+    /// The offline replica of this mirror that it was until now.
+    former: Option<Rc<Replica>>,
+}
+
 impl<C: Clock> Mirror<C> {
     /// Adds a replica, which the worker resyncs. With `force` its content is replaced; otherwise it must be blank and
     /// without a label.
@@ -19,9 +26,9 @@ impl<C: Clock> Mirror<C> {
     /// # Errors
     /// When the device does not fit, or the labels cannot be written; then it is not used.
     pub async fn add(&self, source: ReplicaSource, force: bool) -> Result<(), ReplicaError> {
-        let has_room = self.check_candidate(&source, force).await?;
-        let index = self.free_index().ok_or(ReplicaError::Full)?;
-        self.attach_at(source, has_room, index).await
+        let candidate = self.check_candidate(&source, force).await?;
+        let index = self.index_for(&candidate).ok_or(ReplicaError::Full)?;
+        self.attach_at(source, &candidate, index).await
     }
 
     /// Replaces a replica that is not in sync by another device, at once: labels record both changes or neither.
@@ -30,27 +37,26 @@ impl<C: Clock> Mirror<C> {
     /// # Errors
     /// When there is no such replica, nothing tells which one it is, or as [`Mirror::add`]; then nothing was changed.
     pub async fn replace(&self, old: &str, source: ReplicaSource, force: bool) -> Result<(), ReplicaError> {
-        let has_room = self.check_candidate(&source, force).await?;
+        let candidate = self.check_candidate(&source, force).await?;
         let replica = self.find_replica(old)?;
         let index = match replica.is_readable() {
-            true => self.free_index().ok_or(ReplicaError::Full)?,
-            false => self.replicas.borrow().iter().position(|other| other.id == replica.id).unwrap_or(0),
+            true => self.index_for(&candidate).ok_or(ReplicaError::Full)?,
+            false => self.position(replica.id).unwrap_or(0),
         };
-        self.attach_at(source, has_room, index).await
+        self.attach_at(source, &candidate, index).await
     }
 
-    /// Checks a device and clears its label; true if it has room for a label.
-    async fn check_candidate(&self, source: &ReplicaSource, force: bool) -> Result<bool, ReplicaError> {
+    /// Checks a device and clears its label.
+    async fn check_candidate(&self, source: &ReplicaSource, force: bool) -> Result<NewReplica, ReplicaError> {
         if self.is_read_only {
             return Err(ReplicaError::ReadOnly);
         }
         check_fit(source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection)?;
         let candidate = inspect(source).await?;
-        if let ReplicaProbe::Labelled(label) = &candidate.probe {
-            let id = label.replicas[label.own_index].id;
-            if self.replicas.borrow().iter().any(|replica| replica.id == id && replica.is_online()) {
-                return Err(ReplicaError::InUse { replica: source.name.clone() });
-            }
+        let former = candidate.probe.label().map(|label| label.replicas[label.own_index].id);
+        let former = self.replicas.borrow().iter().find(|replica| Some(replica.id) == former).cloned();
+        if former.as_ref().is_some_and(|former| former.is_online()) {
+            return Err(ReplicaError::InUse { replica: source.name.clone() });
         }
         if let (Ok(device), true) = (&source.device, candidate.probe.has_room()) {
             check_pages(&source.name, device, &self.map)?;
@@ -59,13 +65,20 @@ impl<C: Clock> Mirror<C> {
         let own: Vec<Label> = self.in_sync().iter().map(|replica| self.label(replica)).collect();
         candidate.check(&source.name, force, true, &own)?;
         candidate.clear_label(source).await?;
-        Ok(candidate.probe.has_room())
+        Ok(NewReplica { has_room: candidate.probe.has_room(), former })
     }
 
-    /// Makes a device the replica at an index, in place of the replica that was there.
-    async fn attach_at(&self, source: ReplicaSource, has_room: bool, index: usize) -> Result<(), ReplicaError> {
-        let replica = Rc::new(Replica::new(source, self.next_number(), &self.new_record(has_room, index)));
+    /// Makes a device the replica at an index, in place of the replica that was there. The replica of this mirror that it was before is no
+    /// more: its device never comes back.
+    async fn attach_at(&self, source: ReplicaSource, new: &NewReplica, index: usize) -> Result<(), ReplicaError> {
+        let replica = Rc::new(Replica::new(source, self.next_number(), &self.new_record(new.has_room, index)));
         let before = self.replicas.borrow().get(index).cloned();
+        if let Some(former) = &new.former {
+            former.state.set(ReplicaState::Removed);
+            *former.out_of_sync.borrow_mut() = Regions::none(self.map.count());
+            former.is_listed_in_sync.set(false);
+            former.stale.take();
+        }
         self.set_replica(index, replica.clone());
         self.start_resync(&replica);
         self.write_intent.begin_change();
@@ -73,6 +86,11 @@ impl<C: Clock> Mirror<C> {
         let gone = match (&recorded, before) {
             (Ok(()), before) => before,
             (Err(_), before) => {
+                if let Some(former) = &new.former {
+                    // Its label is gone, so it is one that lacks everything until it is replaced.
+                    former.state.set(ReplicaState::OutOfSync);
+                    *former.out_of_sync.borrow_mut() = Regions::all(self.map.count());
+                }
                 before.into_iter().for_each(|before| self.set_replica(index, before));
                 Some(replica)
             }
@@ -197,6 +215,15 @@ impl<C: Clock> Mirror<C> {
         let is_busy = || self.replicas.borrow().iter().any(|replica| replica.state.get() == ReplicaState::Resyncing);
         self.work.wait_until(|| !is_busy() || self.is_closing.get()).await;
         !is_busy()
+    }
+
+    fn position(&self, id: [u8; 16]) -> Option<usize> {
+        self.replicas.borrow().iter().position(|replica| replica.id == id)
+    }
+
+    /// Where a new replica goes: to its former place, if it had one.
+    fn index_for(&self, new: &NewReplica) -> Option<usize> {
+        new.former.as_ref().and_then(|former| self.position(former.id)).or_else(|| self.free_index())
     }
 
     fn free_index(&self) -> Option<usize> {

@@ -139,7 +139,7 @@ impl Replica {
             held: false.into(),
             is_opening: false.into(),
             is_lent: false.into(),
-            replaced_count: Cell::default(),
+            replaced_count: 0.into(),
             epoch: 0.into(),
             breaks: 0.into(),
             changed: Default::default(),
