@@ -10,12 +10,13 @@ pub(crate) mod samples;
 pub(crate) mod write_intent;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, Clock, Condition, Error, ErrorKind, Freshness, Geometry, RangeLock, RequestKind,
 };
-use sealblock_units::Extent;
+use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
 use crate::label::ReplicaState;
@@ -59,6 +60,9 @@ pub struct Mirror<C> {
     /// The labels' record of a possible loss that was not reported to hosts.
     pub(crate) unreported_loss: Cell<bool>,
     pub(crate) lost_blocks: Cell<u64>,
+    /// Blocks of which a check has found good copies that differ, at most [`MAX_CONFLICTS`]: they are read no more until they are written
+    /// or the copies are found equal.
+    pub(crate) conflicts: RefCell<BTreeSet<Lba>>,
     /// Bad copies that reconciling or a resync has rewritten, until a repair names them.
     pub(crate) reconciled_damage: RefCell<Vec<BadBlock>>,
     /// Identity of the replica that serves nosync regions of a read-only mirror, once one was read: readers must not
@@ -266,6 +270,7 @@ impl<C: Clock> Mirror<C> {
             writes_lost: Cell::new(false),
             unreported_loss: Cell::new(unreported_loss),
             lost_blocks: Cell::new(0),
+            conflicts: RefCell::default(),
             reconciled_damage: RefCell::default(),
             nosync_source: Cell::new(None),
             next_read: Cell::new(0),

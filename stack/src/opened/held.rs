@@ -178,7 +178,7 @@ fn sure(is_settled: bool) -> Result<(), Error> {
 
 #[cold]
 fn may_be_delivered() -> Error {
-    let reason = "a lost connection may still deliver changes that were sent on it: write the same blocks again only in a minute";
+    let reason = "a connection that was lost or closed may still deliver changes that were not answered: write the same blocks again only in a minute";
     ErrorKind::Unreachable { reason: reason.to_owned() }.into()
 }
 

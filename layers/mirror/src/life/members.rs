@@ -5,7 +5,7 @@ use std::rc::Rc;
 use sealblock_block::Clock;
 
 use crate::error::ReplicaError;
-use crate::label::assemble::{ReplicaProbe, replica_id};
+use crate::label::assemble::replica_id;
 use crate::label::regions::Regions;
 use crate::label::{Label, MAX_REPLICAS, ReplicaRecord, ReplicaState};
 use crate::mirror::probe::{check_fit, check_pages, inspect};
@@ -71,6 +71,8 @@ impl<C: Clock> Mirror<C> {
     /// Makes a device the replica at an index, in place of the replica that was there. The replica of this mirror that it was before is no
     /// more: its device never comes back.
     async fn attach_at(&self, source: ReplicaSource, new: &NewReplica, index: usize) -> Result<(), ReplicaError> {
+        // With other replicas the next check finds which blocks are in conflict.
+        self.conflicts.take();
         let replica = Rc::new(Replica::new(source, self.next_number(), &self.new_record(new.has_room, index)));
         let before = self.replicas.borrow().get(index).cloned();
         if let Some(former) = &new.former {
@@ -154,6 +156,7 @@ impl<C: Clock> Mirror<C> {
         replica.state.set(ReplicaState::Removed);
         replica.is_listed_in_sync.set(false);
         replica.set_device(None);
+        self.conflicts.take();
         *replica.out_of_sync.borrow_mut() = Regions::none(self.map.count());
         // Its stale copies are of no use any more, and the lists have little room.
         replica.stale.take();

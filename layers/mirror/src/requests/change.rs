@@ -101,6 +101,7 @@ impl<C: Clock> Mirror<C> {
         let asked = execute_on(self.write_targets(), &request).await;
         self.complete_write(asked, Some(&mut unfinished.extent)).await?;
         unfinished.extent = None;
+        self.forget_conflicts(extent);
         Ok(Response::Done)
     }
 

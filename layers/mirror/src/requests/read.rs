@@ -28,6 +28,7 @@ impl<C: Clock> Mirror<C> {
         if self.is_read_only && self.is_nosync(extent) {
             return check_expectations(extent, self.read_nosync(extent).await?, expectations);
         }
+        self.refuse_conflicts(extent)?;
         let replicas = self.read_balance(extent);
         let mut met: MetBadBlocks = Vec::new();
         let mut failed = None;
@@ -68,7 +69,7 @@ impl<C: Clock> Mirror<C> {
     /// Reads blocks in place, where no reader has to wait and they are good on the replica whose turn it is.
     pub(crate) fn try_read(&self, request: &Request) -> Option<Outcome> {
         let extent = request.extent()?;
-        if self.range_lock.is_locked(extent.into()) || self.is_nosync(extent) {
+        if self.range_lock.is_locked(extent.into()) || self.is_nosync(extent) || !self.conflicts.borrow().is_empty() {
             return None;
         }
         // A read that meets bad blocks starts over, and repairs them.

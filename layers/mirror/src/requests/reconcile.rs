@@ -228,6 +228,7 @@ impl<C: Clock> Mirror<C> {
 
     /// Writes blocks to all of these replicas but their source. A replica that fails the write is marked out of sync.
     async fn copy_to_others(&self, replicas: &Replicas, found: &FoundBlocks) {
+        self.forget_conflicts(found.extent);
         let _copying = ReconcileCount(&self.write_intent.reconciled_count);
         let rest: Replicas = replicas
             .iter()

@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{
-    BadBlock, BadBlockCause, Checksum, Clock, Error, ErrorKind, Expectations, Outcome, Request, Response, Tally,
-    Unchecked, VerifyStats, WhyUnchecked,
+    BadBlock, BadBlockCause, BadBlocks, Checksum, Clock, Error, ErrorKind, Expectations, Outcome, Request, Response,
+    Tally, Unchecked, VerifyStats, WhyUnchecked,
 };
 use sealblock_integrity::ChecksumKind;
 use sealblock_units::{Extent, Lba};
@@ -19,6 +19,9 @@ use sealblock_units::{Extent, Lba};
 use crate::label::ReplicaState;
 use crate::mirror::replica::{Replica, runs_between, unexpected_response};
 use crate::mirror::{Mirror, Replicas};
+
+/// Blocks in conflict that are not read, at most; more are only reported.
+const MAX_CONFLICTS: usize = 16_384;
 
 /// Result of checking and comparing all replicas.
 struct Inspection {
@@ -162,6 +165,9 @@ impl<C: Clock> Mirror<C> {
             _ if asked.len() > 1 => self.compare_extents(&asked, &bad, extent, &mut found.tally.bad_blocks).await?,
             _ => {}
         }
+        if failure.is_none() && asked.len() > 1 {
+            self.keep_conflicts(extent, &found.tally.bad_blocks);
+        }
         self.report_unchecked(&replicas, &asked, extent, &mut found.tally);
         if nosync_count != Some(self.write_intent.nosync_count.get()) {
             unsettled.extend(self.nosync_parts(extent));
@@ -260,10 +266,43 @@ impl<C: Clock> Mirror<C> {
             // After a crash replicas may differ in changes that were in flight. These are reconciled, not reported.
             if !self.is_nosync(run) && self.differ(replicas, run, bad_blocks).await {
                 let bad = BadBlock::new(run.start(), BadBlockCause::Conflict, None, None);
+                self.add_conflict(bad.lba);
                 bad_blocks.extend(replicas.last().map(|replica| replica.bad_block(&bad)));
             }
             Ok(())
         })
+    }
+
+    /// Of two copies that differ nothing tells which one is right, so a reader gets neither.
+    ///
+    /// # Errors
+    /// The blocks that are known to be in conflict.
+    pub(crate) fn refuse_conflicts(&self, extent: Extent) -> Result<(), Error> {
+        if self.conflicts.borrow().is_empty() || self.in_sync().len() < 2 {
+            return Ok(());
+        }
+        let conflicts = self.conflicts.borrow();
+        let known = conflicts.range(extent.start()..=extent.last());
+        let bad = known.map(|lba| BadBlock::new(*lba, BadBlockCause::Conflict, None, None)).collect();
+        BadBlocks::fail_if_any(bad)
+    }
+
+    fn add_conflict(&self, lba: Lba) {
+        let mut conflicts = self.conflicts.borrow_mut();
+        if conflicts.len() < MAX_CONFLICTS {
+            conflicts.insert(lba);
+        }
+    }
+
+    /// Keeps of the blocks that are known to be in conflict those that a check has found so again.
+    fn keep_conflicts(&self, extent: Extent, found: &[BadBlock]) {
+        let is_found = |lba: &Lba| found.iter().any(|bad| bad.cause == BadBlockCause::Conflict && bad.lba == *lba);
+        self.conflicts.borrow_mut().retain(|lba| !extent.contains(*lba) || is_found(lba));
+    }
+
+    /// The copies of these blocks are equal now.
+    pub(crate) fn forget_conflicts(&self, extent: Extent) {
+        self.keep_conflicts(extent, &[]);
     }
 
     /// True if replicas have different data. Adds blocks that became bad since the first check to `bad_blocks`.

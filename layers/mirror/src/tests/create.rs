@@ -206,6 +206,31 @@ fn creating_a_mirror_of_replicas_of_others_says_what_they_are_and_keeps_the_only
     assert!(refused(&[&third, &stranger], Some(0), true).contains("another kind of group"));
 }
 
+/// By an interrupted resync, for instance.
+#[test]
+fn a_device_that_was_a_replica_and_is_made_one_anew_leaves_nothing_behind() {
+    for replaces in [true, false] {
+        let (a, b, mirror) = pair(Some(TYPE1));
+        write(&mirror, extent(0, 700), 1).unwrap();
+        let third = TestReplica::new("c", Some(TYPE1));
+        mirror.add(third.source(), false).now_or_never().unwrap().unwrap();
+        close(&mirror);
+        drop(mirror);
+        let mirror = opened(&[&a, &b]);
+        assert_eq!(states(&mirror).len(), 3);
+        let made = match replaces {
+            true => mirror.replace("b", third.source(), true),
+            false => mirror.replace("replica 2", third.source(), true),
+        };
+        made.now_or_never().unwrap().unwrap();
+        resync(&mirror);
+        assert_eq!(states(&mirror), [ReplicaState::InSync; 3]);
+        close(&mirror);
+        drop(mirror);
+        assert_eq!(states(&opened(&[&a, &b, &third])), [ReplicaState::InSync; 3]);
+    }
+}
+
 #[test]
 fn a_name_is_on_every_label_and_stays_through_openings_and_new_replicas() {
     let [a, b, c] = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(TYPE1)));

@@ -108,6 +108,34 @@ fn a_read_only_mirror_after_a_crash_calls_no_block_lost_that_another_replica_has
 }
 
 #[test]
+fn of_copies_that_are_known_to_differ_a_reader_gets_neither_until_the_block_is_written() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    write(&*b.memory, extent(5, 1), 2).unwrap();
+    let cause = |bad: Vec<BadBlock>| bad.iter().map(|bad| (bad.lba.get(), bad.cause)).collect::<Vec<_>>();
+    assert_eq!(cause(found(verify(&mirror))), [(5, BadBlockCause::Conflict)]);
+    for _ in 0..4 {
+        let refused = found(read(&mirror, extent(0, 8)).map(|_| Response::Done));
+        assert_eq!(cause(refused), [(5, BadBlockCause::Conflict)]);
+        assert_reads(&mirror, extent(6, 2), 1);
+    }
+    write(&mirror, extent(5, 1), 3).unwrap();
+    assert_reads(&mirror, extent(5, 1), 3);
+    // Or until the copies are found equal.
+    write(&*a.memory, extent(6, 1), 4).unwrap();
+    assert_eq!(cause(found(verify(&mirror))), [(6, BadBlockCause::Conflict)]);
+    write(&*b.memory, extent(6, 1), 4).unwrap();
+    verify(&mirror).unwrap();
+    assert_reads(&mirror, extent(6, 1), 4);
+    // With one replica there is one copy.
+    write(&*b.memory, extent(7, 1), 5).unwrap();
+    assert_eq!(cause(found(verify(&mirror))), [(7, BadBlockCause::Conflict)]);
+    b.is_offline.set(true);
+    write(&mirror, extent(0, 1), 1).unwrap();
+    assert_reads(&mirror, extent(7, 1), 1);
+}
+
+#[test]
 fn a_verify_names_replica_and_block_and_repairs_only_if_asked() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
