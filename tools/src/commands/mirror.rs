@@ -303,6 +303,9 @@ async fn execute_change(mirror: &Holder, target: &TargetName, change: Change<'_>
     };
     let mut status = mirror.execute(&command).await?;
     if let Some(new) = &new {
+        if status.replica(new).is_some_and(is_going_on) {
+            note(&how_to_go_on(target, new, old.as_deref().filter(|old| *old != new && status.replica(old).is_some())));
+        }
         status = wait(mirror, new, status).await?;
     }
     // A replica that was in sync stays until the resync of the new one has finished.
@@ -310,6 +313,22 @@ async fn execute_change(mirror: &Holder, target: &TargetName, change: Change<'_>
         Some(replica) => mirror.execute(&ControlCommand::MirrorRemove { replica, force: is_forced }).await,
         None => Ok(status),
     }
+}
+
+/// What is to be done if the resync of a new replica, in place of `old`, is interrupted.
+fn how_to_go_on(target: &TargetName, new: &str, old: Option<&str>) -> String {
+    let mut all = target.clone();
+    if let (TargetName::Group { members, .. }, Ok(new)) = (&mut all, new.parse()) {
+        members.push(new);
+    }
+    let (all, new) = (shell_word(&all), shell_word(new));
+    let then = old.map_or(String::new(), |old| {
+        format!(", and `sealblock mirror remove {all} {}` ends the replacement", shell_word(old))
+    });
+    format!(
+        "{new} is a replica now, and its resync has started. If it is interrupted, `sealblock verify {all} --repair` or a server of it \
+         goes on{then}"
+    )
 }
 
 /// Waits for the resync of a new replica.
