@@ -20,6 +20,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
 use crate::progress;
+use crate::report::note;
 
 /// How long requests in flight may take to complete.
 const GRACE: Duration = Duration::from_secs(5);
@@ -88,6 +89,13 @@ pub fn report(what: impl fmt::Display, how_far: impl fmt::Display, go_on: impl f
 /// The same of work on blocks, of which `rest` is left.
 pub fn report_rest(what: impl fmt::Display, rest: BlockRange) {
     report(what, format_args!("at block {}", rest.first()), format_args!("--range {rest} resumes the command"));
+}
+
+/// Says what becomes of changes that are in flight when the process ends.
+pub fn report_in_flight() {
+    note(
+        &"changes were still in flight, and another server may execute them for up to a minute: write the same blocks again only then",
+    );
 }
 
 /// Does pieces of work, some of them in flight, until a signal comes. `done` gets their results in the order of the pieces.

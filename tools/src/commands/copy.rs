@@ -159,7 +159,11 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
         let command = resume_command(arguments, source, sink, byte, true);
         report_resume(arguments, byte, command.as_deref());
     };
-    let copied = interrupt::or_end(work.run(&mut findings), || last_words(work.total())).await;
+    let last_words_of_changes = || {
+        last_words(work.total());
+        interrupt::report_in_flight();
+    };
+    let copied = interrupt::or_end(work.run(&mut findings), last_words_of_changes).await;
     findings.finish(&work.progress)?;
     // What was copied is whole all the same.
     for lost in source.lost_metadata().iter().filter(|_| !arguments.json) {

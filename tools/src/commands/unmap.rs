@@ -145,7 +145,11 @@ impl UnmapJob<'_> {
             true => BlockRange::new(Lba::new(next.get()), Some(span.last())).ok(),
             false => None,
         };
-        interrupt::or_end(work, || rest().into_iter().for_each(|resume| self.report_resume(resume))).await?;
+        let last_words = || {
+            rest().into_iter().for_each(|resume| self.report_resume(resume));
+            interrupt::report_in_flight();
+        };
+        interrupt::or_end(work, last_words).await?;
         let (blocks, resume) = (next.get() - span.first().get(), rest());
         let elapsed_s = started.elapsed().as_secs_f64();
         Ok(Report { target: target.to_string(), blocks, bytes: blocks << size.shift(), elapsed_s, resume })
