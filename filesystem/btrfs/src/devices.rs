@@ -1,5 +1,4 @@
-//! The devices of a filesystem: which targets belong together, which superblock is used, which devices are missing or
-//! stale.
+//! The devices of a filesystem: which targets belong together, which devices are missing or stale.
 //!
 //! Invariants:
 //! - All devices of a set have the same UUID, and each number occurs once. A device that is given twice, or together
@@ -10,14 +9,15 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use sealblock_block::{Device as _, DynDevice, Expectations, Request, Response};
+use sealblock_block::{Device as _, DynDevice};
 use sealblock_btrfs_format::items::device::DevItem;
-use sealblock_btrfs_format::superblock::{Geometry, SUPERBLOCK_BYTES, Superblock, copy_offsets, flags};
+use sealblock_btrfs_format::superblock::{Geometry, Superblock, flags};
 use sealblock_runtime_memory::Slice;
-use sealblock_units::Extent;
 
 use crate::chunk_map::Place;
 use crate::error::{BadCopy, CopyFault, FsError};
+pub use crate::superblocks::uuid;
+use crate::superblocks::{Copies, IntactCopy, Used, read_bytes};
 
 /// The maximum number of devices of one filesystem.
 pub const MAX_DEVICES: usize = 256;
@@ -61,31 +61,32 @@ pub struct DeviceSet {
     transferred_bytes: Cell<u64>,
 }
 
-/// The newest intact superblock of a target, and the faults of the others.
-struct Found {
-    superblock: Box<Superblock>,
-    geometry: Geometry,
-    bad: Vec<(u64, usize, CopyFault)>,
+/// Reads the superblocks of targets.
+///
+/// # Errors
+/// If there are too many or too few targets, or if one has no superblock.
+pub(crate) async fn read_superblocks(candidates: Vec<Candidate>) -> Result<Vec<Copies>, FsError> {
+    if candidates.is_empty() || candidates.len() > MAX_DEVICES {
+        let count = candidates.len();
+        return Err(FsError::Devices(format!("a filesystem of {count} devices: from 1 to {MAX_DEVICES} are opened")));
+    }
+    let mut all = Vec::new();
+    for Candidate { name, device } in candidates {
+        all.push(Copies::read(name, device).await?);
+    }
+    Ok(all)
 }
 
 impl DeviceSet {
-    /// Opens targets as the devices of one filesystem.
+    /// Targets as the devices of one filesystem.
     ///
     /// # Errors
-    /// If a target is not a device of a filesystem, if the targets do not belong together, or if the filesystem is not
-    /// supported.
-    pub async fn open(candidates: Vec<Candidate>) -> Result<DeviceSet, FsError> {
-        if candidates.is_empty() || candidates.len() > MAX_DEVICES {
-            let count = candidates.len();
-            return Err(FsError::Devices(format!(
-                "a filesystem of {count} devices: from 1 to {MAX_DEVICES} are opened"
-            )));
-        }
+    /// If the targets do not belong together, or if the filesystem is not supported.
+    pub(crate) fn new(targets: Vec<Used>) -> Result<DeviceSet, FsError> {
         let mut devices: BTreeMap<u64, Device> = BTreeMap::new();
         let mut newest: Option<(Box<Superblock>, Geometry, String)> = None;
         let mut bad_superblocks = Vec::new();
-        for Candidate { name, device } in candidates {
-            let Found { superblock, geometry, bad } = find_superblock(&name, &device).await?;
+        for Used { name, device, superblock, geometry, bad } in targets {
             if let Some((first, of_first, other)) = &newest {
                 check_belongs((first, of_first, other), (&superblock, &geometry, &name))?;
             }
@@ -108,10 +109,26 @@ impl DeviceSet {
                 newest = Some((superblock, geometry, name));
             }
         }
-        let (superblock, geometry, _) = newest.expect("there is at least one candidate");
+        let (superblock, geometry, _) = newest.expect("there is at least one target");
         check_readable(&superblock, &geometry)?;
         devices.values_mut().for_each(|device| device.is_stale = device.generation < geometry.generation);
         Ok(DeviceSet { devices, superblock, geometry, bad_superblocks, transferred_bytes: Cell::new(0) })
+    }
+
+    /// Targets with their superblocks, as devices from which nodes are read to find out whether `copy`, the superblock
+    /// of the first one, belongs there.
+    pub(crate) fn of_witnesses<'a>(
+        targets: impl Iterator<Item = (&'a Copies, &'a IntactCopy)>,
+        copy: &IntactCopy,
+    ) -> DeviceSet {
+        let mut devices = BTreeMap::new();
+        for (target, IntactCopy { superblock, geometry, .. }) in targets {
+            let (name, device, item) = (target.name.clone(), target.device.clone(), superblock.dev_item);
+            let device = Device { name, device, item, generation: geometry.generation, is_stale: false };
+            devices.entry(item.devid.get()).or_insert(device);
+        }
+        let (superblock, geometry) = (copy.superblock.clone(), copy.geometry);
+        DeviceSet { devices, superblock, geometry, bad_superblocks: Vec::new(), transferred_bytes: Cell::new(0) }
     }
 
     /// The newest superblock.
@@ -139,8 +156,8 @@ impl DeviceSet {
         self.devices.iter().map(|(devid, device)| (*devid, device))
     }
 
-    /// Copies of superblocks that are damaged, that are older than another one of the device, or that differ from the
-    /// used one.
+    /// Copies of superblocks that are damaged, that are older than another one of the device, that differ from the used
+    /// one, or that are of another filesystem or device.
     pub fn bad_superblocks(&self) -> &[BadCopy] {
         &self.bad_superblocks
     }
@@ -223,74 +240,4 @@ fn check_readable(superblock: &Superblock, geometry: &Geometry) -> Result<(), Fs
         return Err(FsError::NotReadable("a change of its UUID was interrupted; `btrfstune` ends it"));
     }
     Ok(())
-}
-
-/// The extent of blocks that contains some bytes of a device.
-pub(crate) fn extent_of(device: &DynDevice, offset: u64, bytes: u64) -> Option<Extent> {
-    let size = device.geometry().block_size;
-    let is_whole = (offset | bytes).is_multiple_of(size.bytes() as u64);
-    is_whole.then(|| Extent::from_raw(offset >> size.shift(), bytes >> size.shift()).ok()).flatten()
-}
-
-async fn read_bytes(device: &DynDevice, offset: u64, bytes: u64) -> Result<Slice, CopyFault> {
-    let extent = extent_of(device, offset, bytes).ok_or(CopyFault::NoBlock)?;
-    match device.execute(Request::read(extent, Expectations::NONE)).await {
-        Ok(Response::Data(sealed)) => Ok(sealed.joined_data()),
-        Ok(_) => unreachable!("gates answer reads with data"),
-        Err(error) => Err(CopyFault::Unreadable(error)),
-    }
-}
-
-async fn superblock_at(device: &DynDevice, offset: u64) -> Result<(Box<Superblock>, Geometry), CopyFault> {
-    let bytes = read_bytes(device, offset, SUPERBLOCK_BYTES as u64).await?;
-    let superblock = Superblock::decode(&bytes).map_err(|error| CopyFault::Superblock(error.into()))?;
-    let geometry = superblock.check(offset).map_err(CopyFault::Superblock)?;
-    Ok((Box::new(*superblock), geometry))
-}
-
-/// The newest intact superblock of a device; if several are equally new, the first one. A copy of an older filesystem,
-/// which the current one did not overwrite, is ignored.
-async fn find_superblock(name: &str, device: &DynDevice) -> Result<Found, FsError> {
-    let (mut intact, mut bad) = (Vec::new(), Vec::new());
-    for (index, offset) in copy_offsets(device.geometry().capacity_bytes()).enumerate() {
-        match superblock_at(device, offset).await {
-            Ok((superblock, geometry)) => intact.push((offset, index + 1, superblock, geometry)),
-            Err(fault) => bad.push((offset, index + 1, fault)),
-        }
-    }
-    let none = |bad: Vec<(u64, usize, CopyFault)>| FsError::NoSuperblock {
-        name: name.to_owned(),
-        why: bad.into_iter().next().map_or(CopyFault::NoBlock, |(_, _, fault)| fault),
-    };
-    // The first copy, if intact, decides which filesystem it is.
-    let first =
-        intact.iter().find(|(_, mirror, ..)| *mirror == 1).or_else(|| intact.iter().max_by_key(|one| one.3.generation));
-    let Some(fsid) = first.map(|(_, _, superblock, _)| superblock.fsid) else { return Err(none(bad)) };
-    intact.retain(|(_, _, superblock, _)| superblock.fsid == fsid);
-    let newest = intact.iter().map(|one| one.3.generation).max().unwrap_or_default();
-    let mut found = None;
-    for (offset, mirror, superblock, geometry) in intact {
-        if geometry.generation < newest {
-            bad.push((offset, mirror, CopyFault::Old { found: geometry.generation, newest }));
-            continue;
-        }
-        // All copies are written in one transaction. If they differ, one was changed, and nothing shows which one.
-        match &found {
-            None => found = Some((mirror, superblock, geometry)),
-            Some((first, counts, _)) if !counts.says_the_same_as(&superblock) => {
-                bad.push((offset, mirror, CopyFault::Differs(*first)));
-            }
-            Some(_) => {}
-        }
-    }
-    match found {
-        Some((_, superblock, geometry)) => Ok(Found { superblock, geometry, bad }),
-        None => Err(none(bad)),
-    }
-}
-
-/// A UUID as text.
-pub fn uuid(bytes: &[u8; 16]) -> String {
-    let hex = |range: std::ops::Range<usize>| bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    format!("{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16))
 }

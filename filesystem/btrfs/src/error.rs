@@ -52,6 +52,22 @@ pub enum CopyFault {
         /// The transaction of the newest one.
         newest: u64,
     },
+    /// A valid superblock of another filesystem.
+    #[error("it is of another filesystem, with the UUID {found}; that of {used} is used")]
+    OtherFilesystem {
+        /// The UUID of that filesystem.
+        found: String,
+        /// The UUID of the filesystem that the device is used for.
+        used: String,
+    },
+    /// A valid superblock of another device of the filesystem, or of a filesystem with the same UUID.
+    #[error("it is of another device, number {found}; that of number {used} is used")]
+    OtherDevice {
+        /// The number and UUID of that device.
+        found: String,
+        /// The number and UUID of the device that is used.
+        used: String,
+    },
     /// Not a valid superblock.
     #[error("{0}")]
     Superblock(SuperblockError),

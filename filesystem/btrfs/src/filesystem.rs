@@ -12,7 +12,6 @@ use std::rc::Rc;
 use futures_util::future::LocalBoxFuture;
 use lru::LruCache;
 use sealblock_block::Device as _;
-use sealblock_btrfs_format::checker_items::check_chunk;
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::chunk::BlockGroupFlags;
 use sealblock_btrfs_format::items::device::DevItem;
@@ -21,11 +20,12 @@ use sealblock_btrfs_format::superblock::Superblock;
 
 use crate::chunk_map::ChunkMap;
 use crate::cursor::{Cursor, TreeRoot};
-use crate::devices::{Candidate, Device, DeviceSet, uuid};
+use crate::devices::{Candidate, Device, DeviceSet, read_superblocks, uuid};
 use crate::error::{BadCopy, CopyFault, FsError};
 use crate::nodes::{DEFAULT_CACHE_BYTES, NodeCache};
 use crate::replicas::Storage;
-use crate::roots::{self, Chosen, RootSource, Roots, RootsFrom, add_chunks_of_devices};
+use crate::roots::{self, Chosen, RootSource, Roots, RootsFrom, add_chunks_of_devices, system_chunks};
+use crate::witnesses;
 
 /// The number of decompressed extents in the cache, because a reader in small steps needs each several times.
 const PLAIN_EXTENTS: usize = 32;
@@ -114,22 +114,19 @@ impl Filesystem {
         options: OpenOptions,
     ) -> LocalBoxFuture<'static, Result<Filesystem, FsError>> {
         Box::pin(async move {
-            let devices = DeviceSet::open(candidates).await?;
+            let devices = DeviceSet::new(witnesses::choose(read_superblocks(candidates).await?).await)?;
             let superblock = *devices.superblock();
-            let geometry = *devices.geometry();
-            let mut map = ChunkMap::default();
-            for chunk in superblock.sys_chunks() {
-                let bad = |why: String| FsError::Contradiction { what: "the superblock's list of chunks".into(), why };
-                let (key, chunk) = chunk.map_err(|error| bad(error.to_string()))?;
-                check_chunk(&geometry, key, &chunk).map_err(|rule| bad(format!("{key}: {rule}")))?;
-                map.add(key.offset, &chunk)?;
-            }
+            let map = system_chunks(&superblock, devices.geometry())?;
             let nodes = NodeCache::new(Storage { devices, map: map.clone() }, options.cache_bytes);
             let mut chunks = Chunks { map, known: BTreeMap::new(), of_nodes: Vec::new() };
-            let (chosen, lost_chunks) = chunks.read(&nodes, &superblock, options.roots).await?;
+            let (chosen, mut lost_chunks) = chunks.read(&nodes, &superblock, options.roots).await?;
             let mut storage = Storage { devices: nodes.into_devices(), map: chunks.map.clone() };
             let is_complete = lost_chunks.is_empty() && chosen.source == RootSource::Superblock;
-            check_devices(&storage.devices, &mut chunks.known, is_complete)?;
+            let other = check_devices(&storage.devices, &mut chunks.known, is_complete)?;
+            match options.roots {
+                RootsFrom::Newest => other.map_or(Ok(()), Err)?,
+                RootsFrom::Backup(_) | RootsFrom::Best => lost_chunks.extend(other),
+            }
             let mut nodes = NodeCache::new(storage, options.cache_bytes);
             let mut trees = choose_trees(&nodes, &superblock, options.roots, &chunks).await?;
             let mut chunks_of_devices = 0;
@@ -436,25 +433,40 @@ async fn choose_trees(
     }
 }
 
-/// Determines which devices are missing, and refuses devices that do not match those in the chunk tree.
+/// Determines which devices are missing, and refuses devices that do not match those in the chunk tree. Returns the
+/// error if this is the device with the used superblock: no other device shows that it is the wrong one, so the
+/// filesystem is damaged.
 fn check_devices(
     devices: &DeviceSet,
     known: &mut BTreeMap<u64, KnownDevice>,
     is_complete: bool,
-) -> Result<(), FsError> {
+) -> Result<Option<FsError>, FsError> {
+    let (own, mut contradiction) = (devices.superblock().dev_item.devid.get(), None);
     for (devid, device) in known.iter_mut() {
         let here = devices.get(*devid);
         device.is_missing = here.is_none();
-        if let Some(other) = here.filter(|here| here.item.uuid != device.item.uuid) {
-            let (name, wanted) = (&other.name, uuid(&device.item.uuid));
+        let Some(other) = here.filter(|here| here.item.uuid != device.item.uuid) else { continue };
+        let (name, wanted, found) = (&other.name, uuid(&device.item.uuid), uuid(&other.item.uuid));
+        if *devid != own {
             return Err(FsError::Devices(format!(
-                "{name} says that it is device {devid}, which has the UUID {wanted} and not {}",
-                uuid(&other.item.uuid)
+                "{name} says that it is device {devid}, which has the UUID {wanted} and not {found}"
             )));
         }
+        contradiction = Some(FsError::Contradiction {
+            what: format!("the filesystem on {name}"),
+            why: format!(
+                "its superblock is of device {devid} with the UUID {found}, and its chunk tree has device {devid} with the UUID {wanted}; the superblock may be of another filesystem"
+            ),
+        });
     }
     match devices.iter().find(|(devid, _)| is_complete && !known.contains_key(devid)) {
-        None => Ok(()),
+        None => Ok(contradiction),
+        Some((devid, Device { name, .. })) if devid == own => Ok(Some(FsError::Contradiction {
+            what: format!("the filesystem on {name}"),
+            why: format!(
+                "its superblock is of device {devid}, which its chunk tree does not have; the superblock may be of another filesystem or device"
+            ),
+        })),
         Some((devid, Device { name, .. })) => Err(FsError::Devices(format!(
             "{name} says that it is device {devid}, which the filesystem has not (any more)"
         ))),

@@ -80,8 +80,10 @@ pub mod replicas;
 pub mod roots;
 pub mod space;
 pub mod subvolumes;
+mod superblocks;
 pub mod verify;
 pub mod walk;
+mod witnesses;
 
 pub use chunk_map::{ChunkMap, Located, MapError, Place, Row};
 pub use cursor::{Cursor, TreeRoot};

@@ -16,12 +16,13 @@ use std::fmt;
 
 use futures_util::stream::{self, StreamExt};
 use sealblock_btrfs_format::checker::{Expected, check_node};
+use sealblock_btrfs_format::checker_items::check_chunk;
 use sealblock_btrfs_format::features::CompatRo;
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, Chunk, ChunkHead, Profile, STRIPE_BYTES, Stripe};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::node::Node;
-use sealblock_btrfs_format::superblock::{BackupRoot, MAX_LEVELS, Superblock};
+use sealblock_btrfs_format::superblock::{BackupRoot, Geometry, MAX_LEVELS, Superblock};
 
 use crate::chunk_map::ChunkMap;
 use crate::cursor::{Cursor, TreeRoot};
@@ -91,6 +92,21 @@ impl Roots {
     pub fn are_newest(&self) -> bool {
         [self.chunks, self.trees].iter().all(|chosen| chosen.source == RootSource::Superblock)
     }
+}
+
+/// The chunks of the chunk tree, which the superblock has.
+///
+/// # Errors
+/// If one is invalid, or if they overlap.
+pub(crate) fn system_chunks(superblock: &Superblock, geometry: &Geometry) -> Result<ChunkMap, FsError> {
+    let mut map = ChunkMap::default();
+    for chunk in superblock.sys_chunks() {
+        let bad = |why: String| FsError::Contradiction { what: "the superblock's list of chunks".into(), why };
+        let (key, chunk) = chunk.map_err(|error| bad(error.to_string()))?;
+        check_chunk(geometry, key, &chunk).map_err(|rule| bad(format!("{key}: {rule}")))?;
+        map.add(key.offset, &chunk)?;
+    }
+    Ok(map)
 }
 
 /// The roots of one of the two trees in a superblock, the newest first, without duplicates.

@@ -24,10 +24,10 @@ use sealblock_btrfs_format::items::root::RootHead;
 use sealblock_btrfs_format::key::{DiskKey, ItemType, Key, objectid};
 use sealblock_btrfs_format::names::name_hash;
 use sealblock_btrfs_format::node::{HEADER_BYTES, Header, KeyPointer, flags, write_inner, write_leaf};
-use sealblock_btrfs_format::superblock::{COPY_OFFSETS, MAGIC, SUPERBLOCK_BYTES, Superblock};
+use sealblock_btrfs_format::superblock::{MAGIC, SUPERBLOCK_BYTES, Superblock, copy_offsets};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Bytes of the device.
+/// Bytes of the device, unless its [`Identity`] has others.
 pub const DEVICE_BYTES: u64 = 64 << 20;
 /// The start of file data, by logical address and on the device.
 pub const DATA_START: u64 = 16 << 20;
@@ -39,8 +39,6 @@ pub const SECTOR_BYTES: usize = 4096;
 const SYSTEM: (u64, u64, [u64; 2]) = (1 << 20, 1 << 20, [1 << 20, 2 << 20]);
 const METADATA: (u64, u64, [u64; 2]) = (4 << 20, 4 << 20, [4 << 20, 8 << 20]);
 const DATA_BYTES: u64 = DEVICE_BYTES - DATA_START;
-const FSID: [u8; 16] = *b"made by hand....";
-const DEVICE_UUID: [u8; 16] = *b"the only device.";
 /// The maximum number of items in a leaf and of pointers in an inner node. Few, so that trees have several levels.
 const MOST_ITEMS: usize = 12;
 
@@ -55,9 +53,35 @@ pub enum Storage {
     Unsummed,
 }
 
+/// What distinguishes filesystems with the same content.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity {
+    /// The UUID of the filesystem.
+    pub fsid: [u8; 16],
+    /// The UUID of its device.
+    pub device_uuid: [u8; 16],
+    /// Bytes of the device: with more than [`DEVICE_BYTES`], it has further copies of the superblock.
+    pub device_bytes: u64,
+    /// Bytes by which everything lies later on the device. With 512 KiB, a small filesystem and one without a shift
+    /// overwrite nothing of each other, except the superblocks.
+    pub shift_bytes: u64,
+}
+
+impl Default for Identity {
+    fn default() -> Identity {
+        Identity {
+            fsid: *b"made by hand....",
+            device_uuid: *b"the only device.",
+            device_bytes: DEVICE_BYTES,
+            shift_bytes: 0,
+        }
+    }
+}
+
 /// A filesystem under construction.
 #[derive(Clone)]
 pub struct Handmade {
+    identity: Identity,
     checksum: ChecksumType,
     node_bytes: u32,
     /// Items by tree.
@@ -89,8 +113,13 @@ fn zeroed<T: FromZeros>() -> T {
 impl Handmade {
     /// A filesystem with an empty directory.
     pub fn new(node_bytes: u32, checksum: ChecksumType) -> Handmade {
+        Handmade::of(Identity::default(), node_bytes, checksum)
+    }
+
+    /// The same with another identity.
+    pub fn of(identity: Identity, node_bytes: u32, checksum: ChecksumType) -> Handmade {
         let next_ino = objectid::FIRST_FREE + 1;
-        let mut made = Handmade { checksum, node_bytes, trees: BTreeMap::new(), data: Vec::new(), next_ino };
+        let mut made = Handmade { identity, checksum, node_bytes, trees: BTreeMap::new(), data: Vec::new(), next_ino };
         let trees =
             [objectid::ROOT_TREE, objectid::CHUNK_TREE, objectid::FS_TREE, objectid::CSUM_TREE, objectid::EXTENT_TREE];
         made.trees.extend(trees.map(|id| (id, BTreeMap::new())));
@@ -118,18 +147,19 @@ impl Handmade {
     fn device(&self) -> DevItem {
         DevItem {
             devid: 1.into(),
-            total_bytes: DEVICE_BYTES.into(),
+            total_bytes: self.identity.device_bytes.into(),
             bytes_used: (DEVICE_BYTES / 2).into(),
             sector_size: (SECTOR_BYTES as u32).into(),
-            uuid: DEVICE_UUID,
-            fsid: FSID,
+            uuid: self.identity.device_uuid,
+            fsid: self.identity.fsid,
             ..zeroed()
         }
     }
 
     fn put_chunk(&mut self, logical: u64, bytes: u64, flags: BlockGroupFlags) {
         let key = Key::new(objectid::FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, logical);
-        self.put(objectid::CHUNK_TREE, key, chunk(logical, bytes, flags));
+        let item = self.chunk(logical, bytes, flags);
+        self.put(objectid::CHUNK_TREE, key, item);
         let (used, chunk_objectid) = (0.into(), objectid::FIRST_CHUNK_TREE.into());
         let group = BlockGroupItem { used, chunk_objectid, flags: flags.bits().into() };
         let key = Key::new(logical, ItemType::BLOCK_GROUP_ITEM, bytes);
@@ -242,28 +272,32 @@ impl Handmade {
         nodes.next = SYSTEM.0;
         let (chunk_root, chunk_root_level) = nodes.tree(objectid::CHUNK_TREE, &self.trees[&objectid::CHUNK_TREE]);
         let mut pieces = Vec::new();
+        let shift = self.identity.shift_bytes;
         for (logical, bytes) in nodes.written {
             let (start, _, places) = if logical < METADATA.0 { SYSTEM } else { METADATA };
-            pieces.extend(places.map(|place| (place + (logical - start), bytes.clone())));
+            pieces.extend(places.map(|place| (place + shift + (logical - start), bytes.clone())));
         }
-        pieces.push((DATA_START, self.data.clone()));
-        let superblock = self.superblock((root, root_level), (chunk_root, chunk_root_level));
-        pieces.push((COPY_OFFSETS[0], superblock.as_bytes().to_vec()));
+        pieces.push((DATA_START + shift, self.data.clone()));
+        for offset in copy_offsets(self.identity.device_bytes) {
+            let mut superblock = self.superblock((root, root_level), (chunk_root, chunk_root_level));
+            superblock.bytenr = offset.into();
+            superblock.seal();
+            pieces.push((offset, superblock.as_bytes().to_vec()));
+        }
         Pieces(pieces)
     }
 
     fn superblock(&self, root: (u64, u8), chunk_root: (u64, u8)) -> Superblock {
         let mut array =
             Vec::from(DiskKey::from(Key::new(objectid::FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, SYSTEM.0)).as_bytes());
-        array.extend(chunk(SYSTEM.0, SYSTEM.1, BlockGroupFlags::SYSTEM | BlockGroupFlags::DUP));
+        array.extend(self.chunk(SYSTEM.0, SYSTEM.1, BlockGroupFlags::SYSTEM | BlockGroupFlags::DUP));
         let mut superblock = Superblock::read_from_bytes(&[0; SUPERBLOCK_BYTES]).expect("it has its size");
         superblock.sys_chunk_array[..array.len()].copy_from_slice(&array);
         let node_bytes = self.node_bytes.into();
         let features =
             Incompat::MIXED_BACKREF | Incompat::SKINNY_METADATA | Incompat::NO_HOLES | Incompat::EXTENDED_IREF;
-        superblock = Superblock {
-            fsid: FSID,
-            bytenr: COPY_OFFSETS[0].into(),
+        Superblock {
+            fsid: self.identity.fsid,
             magic: MAGIC,
             generation: GENERATION.into(),
             root: root.0.into(),
@@ -271,7 +305,7 @@ impl Handmade {
             chunk_root: chunk_root.0.into(),
             chunk_root_level: chunk_root.1,
             chunk_root_generation: GENERATION.into(),
-            total_bytes: DEVICE_BYTES.into(),
+            total_bytes: self.identity.device_bytes.into(),
             bytes_used: (1 << 20).into(),
             root_dir_objectid: objectid::ROOT_TREE_DIR.into(),
             num_devices: 1.into(),
@@ -284,9 +318,27 @@ impl Handmade {
             csum_type: self.checksum.number().into(),
             dev_item: self.device(),
             ..superblock
+        }
+    }
+
+    fn chunk(&self, logical: u64, bytes: u64, flags: BlockGroupFlags) -> Vec<u8> {
+        let places: &[u64] = match logical {
+            _ if logical == SYSTEM.0 => &SYSTEM.2,
+            _ if logical == METADATA.0 => &METADATA.2,
+            _ => &[DATA_START],
         };
-        superblock.seal();
-        superblock
+        let Identity { device_uuid: dev_uuid, shift_bytes, .. } = self.identity;
+        let stripe = |offset: &u64| Stripe { devid: 1.into(), offset: (offset + shift_bytes).into(), dev_uuid };
+        let head = ChunkHead {
+            length: bytes.into(),
+            owner: objectid::EXTENT_TREE.into(),
+            stripe_len: STRIPE_BYTES.into(),
+            flags: flags.bits().into(),
+            sector_size: (SECTOR_BYTES as u32).into(),
+            ..zeroed()
+        };
+        let stripes: Vec<Stripe> = places.iter().map(stripe).collect();
+        Item::Chunk(Chunk { head: &head, stripes: &stripes }).encode().expect("a chunk of two stripes fits")
     }
 }
 
@@ -337,7 +389,8 @@ impl Nodes<'_> {
 
     fn header(&self, owner: u64, level: u8) -> Header {
         let mut header = Header::read_from_bytes(&[0; HEADER_BYTES]).expect("it has its size");
-        (header.fsid, header.bytenr, header.generation) = (FSID, self.next.into(), GENERATION.into());
+        (header.fsid, header.bytenr, header.generation) =
+            (self.made.identity.fsid, self.next.into(), GENERATION.into());
         (header.owner, header.level, header.flags) =
             (owner.into(), level, (flags::WRITTEN | flags::MIXED_BACKREF).into());
         header
@@ -349,25 +402,6 @@ impl Nodes<'_> {
         self.written.push((at, node));
         at
     }
-}
-
-fn chunk(logical: u64, bytes: u64, flags: BlockGroupFlags) -> Vec<u8> {
-    let places: &[u64] = match logical {
-        _ if logical == SYSTEM.0 => &SYSTEM.2,
-        _ if logical == METADATA.0 => &METADATA.2,
-        _ => &[DATA_START],
-    };
-    let stripe = |offset: &u64| Stripe { devid: 1.into(), offset: (*offset).into(), dev_uuid: DEVICE_UUID };
-    let head = ChunkHead {
-        length: bytes.into(),
-        owner: objectid::EXTENT_TREE.into(),
-        stripe_len: STRIPE_BYTES.into(),
-        flags: flags.bits().into(),
-        sector_size: (SECTOR_BYTES as u32).into(),
-        ..zeroed()
-    };
-    let stripes: Vec<Stripe> = places.iter().map(stripe).collect();
-    Item::Chunk(Chunk { head: &head, stripes: &stripes }).encode().expect("a chunk of two stripes fits")
 }
 
 fn root_item(bytenr: u64, level: u8) -> Vec<u8> {

@@ -1,5 +1,5 @@
-//! Whole filesystems of Btrfs, built by hand and then changed by the input: items, keys, the superblock, and bytes of
-//! the device. Nodes have valid checksums, so that readers see the content of items.
+//! Whole filesystems of Btrfs, built by hand and then changed by the input: items, keys, the superblocks, and bytes of
+//! the device. A device with two superblocks may have one of them from another filesystem, so that reading must choose. Nodes have valid checksums, so that readers see the content of items.
 //!
 //! Whatever was changed, opening and reading must end without a panic.
 
@@ -15,7 +15,7 @@ use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, Superblock};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
-use sealblock_proofs_btrfs_images::handmade::{DEVICE_BYTES, Handmade, Pieces as DevicePieces, Storage};
+use sealblock_proofs_btrfs_images::handmade::{DEVICE_BYTES, Handmade, Identity, Pieces as DevicePieces, Storage};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 use zerocopy::{FromBytes, IntoBytes};
@@ -27,8 +27,19 @@ const MAX_CHANGES: usize = 32;
 /// The number of reads of one file, and of runs that are searched.
 const MAX_STEPS: usize = 16;
 
-static SAMPLE: LazyLock<Handmade> = LazyLock::new(|| {
-    let mut made = Handmade::new(4096, ChecksumType::Crc32c);
+/// Bytes of a device with two superblocks.
+const TWO_COPIES_BYTES: u64 = DEVICE_BYTES + (1 << 20);
+
+static SAMPLE: LazyLock<Handmade> = LazyLock::new(|| sample(Identity::default()));
+static WITH_TWO_COPIES: LazyLock<Handmade> =
+    LazyLock::new(|| sample(Identity { device_bytes: TWO_COPIES_BYTES, ..Identity::default() }));
+static OTHER: LazyLock<DevicePieces> = LazyLock::new(|| {
+    let fsid = *b"another one.....";
+    sample(Identity { fsid, device_bytes: TWO_COPIES_BYTES, shift_bytes: 512 << 10, ..Identity::default() }).build()
+});
+
+fn sample(identity: Identity) -> Handmade {
+    let mut made = Handmade::of(identity, 4096, ChecksumType::Crc32c);
     let top = objectid::FIRST_FREE;
     made.file(top, b"inline", &[1; 100], Storage::Inline);
     made.file(top, b"summed", &[2; 9000], Storage::Summed);
@@ -39,23 +50,34 @@ static SAMPLE: LazyLock<Handmade> = LazyLock::new(|| {
         made.file(inner, &[b'a' + number], &[number; 20], Storage::Inline);
     }
     made
-});
+}
 
 /// Opens and reads a changed filesystem.
 pub fn try_filesystem(input: &[u8]) {
     let mut pieces = Pieces::new(input);
     let mut made = SAMPLE.clone();
-    let (mut pokes, mut superblock) = (Vec::new(), Vec::new());
+    let (mut pokes, mut superblock, mut foreign) = (Vec::new(), Vec::new(), None);
     let mut changes = 0;
     while !pieces.is_empty() && changes < MAX_CHANGES {
         changes += 1;
         match pieces.byte() % 8 {
             0 => pokes.push((pieces.short(), pieces.short(), pieces.byte())),
             1 => superblock.push((pieces.short(), pieces.byte())),
+            7 if foreign.is_none() => {
+                // Items that were changed before are as they were.
+                made = WITH_TWO_COPIES.clone();
+                foreign = Some(COPY_OFFSETS[usize::from(pieces.byte()) % 2]);
+            }
             kind => change_item(&mut made, kind, &mut pieces),
         }
     }
     let mut built = made.build();
+    if let Some(offset) = foreign {
+        let at = |(at, _): &&(u64, Vec<u8>)| *at == offset;
+        let (_, other) = OTHER.0.iter().find(at).expect("it has two superblocks");
+        let (_, own) = built.0.iter_mut().find(|(at, _)| *at == offset).expect("it has two superblocks");
+        own.clone_from(other);
+    }
     for (at, byte) in superblock {
         change_superblock(&mut built, usize::from(at), byte);
     }
@@ -66,7 +88,8 @@ pub fn try_filesystem(input: &[u8]) {
             *place ^= byte;
         }
     }
-    let candidate = Candidate { name: "memory".into(), device: device(&built) };
+    let bytes = if foreign.is_some() { TWO_COPIES_BYTES } else { DEVICE_BYTES };
+    let candidate = Candidate { name: "memory".into(), device: device(&built, bytes) };
     if let Ok(filesystem) = block_on(Filesystem::open(vec![candidate], OpenOptions::default())) {
         block_on(read_all(&filesystem));
     }
@@ -111,9 +134,9 @@ fn change_superblock(built: &mut DevicePieces, at: usize, byte: u8) {
     bytes.copy_from_slice(superblock.as_bytes());
 }
 
-fn device(built: &DevicePieces) -> DynDevice {
+fn device(built: &DevicePieces, bytes: u64) -> DynDevice {
     const BLOCK: usize = 4096;
-    let device = DynDevice::new("memory", MemoryDevice::new(BlockSize::B4096, DEVICE_BYTES / BLOCK as u64, None));
+    let device = DynDevice::new("memory", MemoryDevice::new(BlockSize::B4096, bytes / BLOCK as u64, None));
     for (offset, bytes) in &built.0 {
         let mut bytes = bytes.clone();
         bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);

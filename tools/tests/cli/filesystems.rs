@@ -10,13 +10,13 @@ use std::process::{Child, Command};
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::items::directory::FileType;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
-use sealblock_proofs_btrfs_images::handmade::{DATA_START, Handmade, Storage};
+use sealblock_proofs_btrfs_images::handmade::{DATA_START, Handmade, Identity, Storage};
 use sealblock_proofs_btrfs_images::has_mounts;
 use sealblock_proofs_btrfs_images::manifest::Manifest;
 use sealblock_proofs_btrfs_images::sets::{self, Recipe};
 use serde_json::json;
 
-use crate::common::{Place, has, noise, skipped};
+use crate::common::{Answer, Place, has, noise, skipped};
 
 const TOP: u64 = objectid::FIRST_FREE;
 
@@ -233,4 +233,55 @@ fn the_place_of_a_subvolume_is_copied_with_its_owner() {
     let copied = fs::symlink_metadata(copied).unwrap();
     assert_eq!((copied.mode() & 0o7777, copied.uid(), copied.gid()), (shown.mode, shown.uid, shown.gid));
     assert_eq!((shown.mode, shown.uid, shown.gid), (0o755, 1234, 5678));
+}
+
+#[test]
+fn superblocks_of_another_filesystem_are_named_and_the_own_ones_used() {
+    let place = Place::new();
+    let made = |name: &str, fsid: &[u8; 16], device_uuid: &[u8; 16]| {
+        let identity = Identity { fsid: *fsid, device_uuid: *device_uuid, device_bytes: 80 << 20, shift_bytes: 0 };
+        let mut made = Handmade::of(identity, 4096, ChecksumType::Crc32c);
+        made.file(objectid::FIRST_FREE, b"file", fsid, Storage::Inline);
+        made.build().write(&place.path(name)).unwrap();
+        fs::File::options().write(true).open(place.path(name)).unwrap().set_len(80 << 20).unwrap();
+        place.read(name)
+    };
+    let own = made("image", b"the own one.....", b"its own device..");
+    let other = made("other", b"another one.....", b"another device..");
+    let same = made("same", b"the own one.....", b"another device..");
+    let put = |of: &[u8], places: &[usize]| {
+        let mut image = own.clone();
+        places.iter().for_each(|at| image[*at..][..4096].copy_from_slice(&of[*at..][..4096]));
+        place.write("image", &image);
+    };
+    let named = |answer: &Answer, word: &str| assert!(answer.stderr.contains(word), "{}", answer.stderr);
+    let (first, second) = (64 << 10, 64 << 20);
+    place.run("fs verify image").succeeds();
+    for (of, word) in
+        [(&other, "it is of another filesystem, with the UUID 616e6f74"), (&same, "it is of another device")]
+    {
+        for (at, status) in [(first, 4), (second, 0)] {
+            put(of, &[at]);
+            named(place.run("fs verify image").ends_with(1), word);
+            named(place.run("fs info image").ends_with(1), word);
+            named(place.run("fs ls image").ends_with(status), word);
+            let cat = place.run("fs cat image/file");
+            named(cat.ends_with(status), word);
+            assert_eq!(cat.stdout, b"the own one.....");
+            let _ = fs::remove_dir_all(place.path("saved"));
+            named(place.run("fs rescue image saved").ends_with(status), word);
+            assert_eq!(place.read("saved/file"), b"the own one.....");
+        }
+    }
+    // No superblock of its own is left.
+    put(&same, &[first, second]);
+    let uuids = ["616e6f74-6865-7220-6465-766963652e2e", "69747320-6f77-6e20-6465-766963652e2e"];
+    for command in ["fs verify image", "fs ls image", "fs cat image/file"] {
+        place.run(command).fails(3, &uuids);
+    }
+    let rescued = place.run("fs rescue image left");
+    uuids.iter().for_each(|uuid| named(rescued.ends_with(1), uuid));
+    assert_eq!(place.read("left/file"), b"the own one.....");
+    put(&other, &[first, second]);
+    place.run("fs rescue image nothing").ends_with(1);
 }

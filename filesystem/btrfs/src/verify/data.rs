@@ -25,9 +25,10 @@ use super::session::{Mode, Session, Stopped, copy_of_data, is_unreachable, why_u
 use super::strips::{Strip, strips};
 use crate::chunk_map::Located;
 use crate::cursor::{Cursor, TreeRoot};
-use crate::devices::{Device, extent_of};
+use crate::devices::Device;
 use crate::error::{CopyFault, FsError};
 use crate::replicas::{MAX_READ_BYTES, mismatch};
+use crate::superblocks::extent_of;
 
 /// The maximum number of strips in flight.
 const STRIPS_IN_FLIGHT: usize = 16;

@@ -18,9 +18,10 @@ use sealblock_btrfs_format::items::inode::InodeFlags;
 use sealblock_btrfs_format::items::root::RootHead;
 use sealblock_btrfs_format::key::{DiskKey, ItemType, objectid};
 use sealblock_btrfs_format::node::{HEADER_BYTES, ItemHead, Node};
+use sealblock_btrfs_format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, Superblock};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_proofs_btrfs_images::programs::{Mount, copy_images, run};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::images::{Devices, SECTOR, Setup, content, make, mounted, now};
 use crate::{FILES, assert_clean, checked, fill, name_of, sectors_of};
@@ -130,6 +131,60 @@ fn copies_of_the_superblock_are_checked() {
         let report = damaged(&devices, &[Place { devid, offset }]);
         let [Finding::Superblock(copy)] = &report.findings[..] else { panic!("{:?}", report.findings) };
         assert_eq!((copy.place, copy.mirror), (Place { devid, offset }, mirror));
+    }
+}
+
+/// A superblock, put where another one was.
+fn moved(devices: &Devices, from: (u64, u64), to: (u64, u64)) {
+    let mut bytes = devices.read(from.0, from.1, SUPERBLOCK_BYTES);
+    let superblock = Superblock::mut_from_bytes(&mut bytes).unwrap();
+    superblock.bytenr = to.1.into();
+    superblock.seal();
+    devices.write(to.0, to.1, &bytes);
+}
+
+#[test]
+fn superblocks_of_other_filesystems_and_devices_are_named_on_any_device() {
+    let (first, second) = (COPY_OFFSETS[0], COPY_OFFSETS[1]);
+    for metadata in ["raid1", "single"] {
+        let setup = Setup { data: "single", metadata, ..Setup::MIRRORED };
+        let (Some(own), Some(other)) = (filled(setup), filled(setup)) else { return };
+        let intact = [1, 2].map(|devid| [first, second].map(|offset| own.read(devid, offset, SUPERBLOCK_BYTES)));
+        let check = |expected: &[(u64, u64)], is_other_filesystem: bool| {
+            let report = checked(&own.open());
+            let found = report.findings.iter().map(|finding| match finding {
+                Finding::Superblock(copy) => {
+                    let is_named = match is_other_filesystem {
+                        true => matches!(copy.fault, CopyFault::OtherFilesystem { .. }),
+                        false => matches!(copy.fault, CopyFault::OtherDevice { .. }),
+                    };
+                    assert!(is_named, "{finding}");
+                    (copy.place.devid, copy.place.offset)
+                }
+                other => panic!("{other}"),
+            });
+            assert_eq!(found.collect::<Vec<_>>(), expected, "{metadata}");
+            for (devid, copies) in (1..).zip(&intact) {
+                copies.iter().zip([first, second]).for_each(|(bytes, offset)| own.write(devid, offset, bytes));
+            }
+        };
+        for devid in [1, 2] {
+            for offset in [first, second] {
+                own.write(devid, offset, &other.read(devid, offset, SUPERBLOCK_BYTES));
+                check(&[(devid, offset)], true);
+                moved(&own, (3 - devid, offset), (devid, offset));
+                check(&[(devid, offset)], false);
+            }
+        }
+        // The first superblocks of both devices.
+        for devid in [1, 2] {
+            own.write(devid, first, &other.read(devid, first, SUPERBLOCK_BYTES));
+        }
+        check(&[(1, first), (2, first)], true);
+        moved(&own, (1, second), (2, first));
+        moved(&own, (2, second), (1, first));
+        check(&[(1, first), (2, first)], false);
+        check(&[], true);
     }
 }
 
