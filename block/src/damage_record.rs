@@ -11,6 +11,9 @@
 //! keep this. A full check replaces what is known of its blocks: after a check of all blocks both bounds are the number
 //! that it found, as long as the list has room.
 //!
+//! A list that was lost is not known to be complete until every block has been checked, written or discarded since: the
+//! blocks of which that is not true are *forgotten*, and any of them may have been known to be bad.
+//!
 //! A read that races with a write of the same block may leave the block in the list although the write repaired it; the
 //! next check removes it.
 
@@ -24,6 +27,9 @@ use crate::{BadBlock, BadBlockCause, Error, ErrorKind, Extents, Operation, Outco
 
 /// The maximum number of runs that a record lists.
 pub const MAX_DAMAGE_RUNS: usize = 65_536;
+/// The maximum number of runs of forgotten blocks. Beyond it, blocks in the middle of a run stay forgotten when they are
+/// checked.
+const MAX_FORGOTTEN_RUNS: usize = 64;
 
 /// A run of blocks, all of which are bad, unless the run is coarse: then some are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -170,6 +176,10 @@ pub trait DamageSource: Send + Sync {
 
     /// The number of changes that added blocks.
     fn additions(&self) -> u64;
+
+    /// The devices whose lists were lost and of which not every block has been checked since: bad blocks that were known
+    /// may not be listed.
+    fn lost_lists(&self) -> Vec<String>;
 }
 
 /// True if a block is in one of these runs, which are in order and do not overlap.
@@ -233,7 +243,7 @@ fn merge_alike(mut runs: Vec<DamageRun>) -> Vec<DamageRun> {
 /// The known bad blocks of one device.
 #[derive(Debug)]
 pub struct DamageRecord {
-    /// True if any block is listed, so that a request can check this without the lock.
+    /// True if any block is listed or forgotten, so that a request can check this without the lock.
     has_any: AtomicBool,
     list: Mutex<DamageRuns>,
 }
@@ -242,6 +252,8 @@ pub struct DamageRecord {
 struct DamageRuns {
     /// By first block; no two overlap.
     runs: BTreeMap<u64, DamageRun>,
+    /// Forgotten blocks: first and last of each run, in order.
+    forgotten: Vec<(u64, u64)>,
     /// Reports of blocks beyond the end come late and are dropped.
     capacity_blocks: u64,
     generation: u64,
@@ -280,11 +292,12 @@ impl WatchedRequest {
 impl DamageRecord {
     /// The record of a device with this number of blocks, none of which is known to be bad.
     pub fn new(capacity_blocks: u64) -> DamageRecord {
-        let list = DamageRuns { runs: BTreeMap::new(), capacity_blocks, generation: 0, additions: 0 };
+        let (runs, forgotten) = (BTreeMap::new(), Vec::new());
+        let list = DamageRuns { runs, forgotten, capacity_blocks, generation: 0, additions: 0 };
         DamageRecord { has_any: AtomicBool::new(false), list: Mutex::new(list) }
     }
 
-    /// True if no block is known to be bad.
+    /// True if no block is known to be bad, and none is forgotten.
     pub fn is_empty(&self) -> bool {
         !self.has_any.load(Ordering::Relaxed)
     }
@@ -297,7 +310,7 @@ impl DamageRecord {
     fn change(&self, change: impl FnOnce(&mut DamageRuns)) {
         let mut list = self.lock();
         change(&mut list);
-        self.has_any.store(!list.runs.is_empty(), Ordering::Relaxed);
+        self.has_any.store(!list.runs.is_empty() || !list.forgotten.is_empty(), Ordering::Relaxed);
     }
 
     /// Updates the list with the outcome of a request.
@@ -336,7 +349,7 @@ impl DamageRecord {
         // The bad blocks of a Copy are those of its source.
         let checked = request.is_full_check && error.bad_blocks().is_some_and(|bad| bad.coverage().is_complete());
         self.change(|list| match checked {
-            true if !list.runs.is_empty() => list.checked(extent, &unrepaired),
+            true if !list.runs.is_empty() || !list.forgotten.is_empty() => list.checked(extent, &unrepaired),
             _ => unrepaired.iter().for_each(|bad| list.add(DamageRun::of(bad))),
         });
     }
@@ -367,6 +380,21 @@ impl DamageRecord {
                 list.runs.extend(parts.into_iter().map(|part| (part.first, part)));
             }
         });
+    }
+
+    /// The list of the blocks from `first` on was lost: any of them may have been known to be bad. Like a stored list,
+    /// this does not count as a change.
+    pub fn forget_from(&self, first: u64) {
+        self.change(|list| {
+            let last = list.capacity_blocks.checked_sub(1).filter(|last| first <= *last);
+            list.forgotten = last.map(|last| (first, last)).into_iter().collect();
+        });
+    }
+
+    /// The first block that may have been known to be bad before the list was lost, and was not checked since; `None` if
+    /// the list is not lost.
+    pub fn forgotten_from(&self) -> Option<u64> {
+        self.lock().forgotten.first().map(|(first, _)| *first)
     }
 
     /// Drops blocks beyond the device's new end: if it grows again, the blocks there are new.
@@ -424,6 +452,24 @@ impl DamageRuns {
             }
         }
         self.generation += u64::from(!overlapping.is_empty());
+        self.remember(first, last);
+    }
+
+    /// What is known of these blocks does not depend on the lost list any more. The last ones are a change: the list is
+    /// complete again.
+    fn remember(&mut self, first: u64, last: u64) {
+        if self.forgotten.is_empty() {
+            return;
+        }
+        let mut left = Vec::with_capacity(self.forgotten.len() + 1);
+        for (from, to) in self.forgotten.iter().copied() {
+            left.extend((from < first).then(|| (from, to.min(first.saturating_sub(1)))));
+            left.extend((to > last).then(|| (from.max(last.saturating_add(1)), to)));
+        }
+        if left.len() <= MAX_FORGOTTEN_RUNS {
+            self.generation += u64::from(left.is_empty());
+            self.forgotten = left;
+        }
     }
 
     /// Replaces what is known of blocks of which a check found these bad, in order, and all others good.
@@ -455,6 +501,7 @@ impl DamageRuns {
                 None => self.add(block),
             }
         }
+        self.remember(extent.start().get(), extent.last().get());
     }
 
     /// Adds a block that was found bad by something other than a full check. A coarse run with this block may count it
@@ -463,6 +510,7 @@ impl DamageRuns {
         if block.first >= self.capacity_blocks {
             return;
         }
+        self.remember(block.first, block.last);
         let known = self.overlapping(block.first, block.last).next().copied();
         match known {
             // Write Uncorrectable stays the cause as long as the block is unreadable.

@@ -139,9 +139,10 @@ impl Scrub {
     /// Adapts to a resized device: a run continues at its position to the new end, and restarts if the position is past it. Call it
     /// while no piece is being checked.
     pub fn resize(&mut self, profile: DeviceProfile) {
-        let is_resized = self.profile.capacity_blocks != profile.capacity_blocks;
+        let before_blocks = self.profile.capacity_blocks;
+        let is_resized = before_blocks != profile.capacity_blocks;
         self.profile = profile;
-        self.record.fit(profile.capacity_blocks);
+        self.record.fit(before_blocks, profile.capacity_blocks);
         if is_resized {
             self.active_run = None;
             self.save_timer.state_changed();

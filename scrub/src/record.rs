@@ -127,8 +127,12 @@ impl ScrubRecord {
     }
 
     /// Adapts the record to a new capacity. A run continues at its position; a run past the new end restarts, because its counters
-    /// are of blocks that no longer exist.
-    pub(crate) fn fit(&mut self, capacity_blocks: u64) {
+    /// are of blocks that no longer exist. A run that finished before the device grew was not one of all blocks; the schedule counts
+    /// from it nevertheless.
+    pub(crate) fn fit(&mut self, before_blocks: u64, capacity_blocks: u64) {
+        if capacity_blocks > before_blocks {
+            self.completed_unix_s = None;
+        }
         if self.phase != RunPhase::Idle && self.position >= capacity_blocks {
             (self.position, self.from, self.counts) = (0, 0, RunCounts::default());
         }
@@ -171,6 +175,9 @@ pub struct SavedState {
     pub leaf: [u8; 16],
     /// Bad blocks of that volume, in order.
     pub damage: Vec<DamageRun>,
+    /// The first block of that volume that may be missing in the list, because an earlier list was lost and the block was
+    /// not checked since; `None` if the list is whole.
+    pub forgotten_from: Option<u64>,
 }
 
 impl SavedState {
@@ -190,7 +197,7 @@ impl SavedState {
     /// The record for a device of so many blocks: one from before a resize is adapted to the new capacity.
     pub fn record_for(&self, capacity_blocks: u64) -> ScrubRecord {
         let mut record = self.record.clone();
-        record.fit(capacity_blocks);
+        record.fit(self.capacity_blocks, capacity_blocks);
         record
     }
 
@@ -200,9 +207,12 @@ impl SavedState {
     }
 }
 
-/// The version that is written. Earlier ones are read too: version 2 has no identities and no bad blocks, and version 1 did not count
-/// unchecked blocks.
-pub const VERSION: u16 = 3;
+/// The last version that is read, which is written only while a list is not whole. Programs that do not know it leave such a record as it
+/// is, so they never take its list for a whole one.
+pub const VERSION: u16 = 4;
+/// The version of a record with a whole list. Earlier ones are read too: version 2 has no identities and no bad blocks, and version 1 did
+/// not count unchecked blocks.
+const WHOLE_VERSION: u16 = 3;
 /// Maximum bytes of a record.
 pub const MAX_BYTES: usize = HEADER_BYTES + MAX_RUNS * RUN_BYTES + MAX_DAMAGE_BYTES;
 
@@ -214,6 +224,7 @@ const RUN_BYTES: usize = 72;
 const AT_DEVICE: usize = 112;
 const AT_WRITES: usize = 128;
 const AT_LEAF: usize = 136;
+const AT_FORGOTTEN: usize = 152;
 /// Bytes of the header and of a run in version 2, which has no identities.
 const SECOND_VERSION_BYTES: (usize, usize) = (AT_DEVICE, RUN_BYTES);
 /// Bytes of the header and of a run in version 1, which end before the unchecked blocks.
@@ -244,12 +255,13 @@ pub enum FormatError {
 
 /// Encodes a state.
 fn encode(state: &SavedState) -> Vec<u8> {
-    let SavedState { record, capacity_blocks, device, writes, leaf, damage } = state;
+    let SavedState { record, capacity_blocks, device, writes, leaf, damage, forgotten_from } = state;
+    let version = if forgotten_from.is_some() { VERSION } else { WHOLE_VERSION };
     let (damage, damage_runs) = damage::encode(damage);
     let mut bytes = Vec::with_capacity(HEADER_BYTES + record.runs.len() * RUN_BYTES + damage.len());
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&[0; 4]);
-    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&version.to_le_bytes());
     let phase = match record.phase {
         RunPhase::Idle => 0,
         RunPhase::Running => 1,
@@ -278,7 +290,7 @@ fn encode(state: &SavedState) -> Vec<u8> {
     bytes.extend_from_slice(device);
     put(&mut bytes, &[*writes]);
     bytes.extend_from_slice(leaf);
-    bytes.resize(HEADER_BYTES, 0);
+    put(&mut bytes, &[forgotten_from.unwrap_or(0)]);
     record.runs.iter().for_each(|run| encode_run(run, &mut bytes));
     bytes.extend_from_slice(&damage);
     let checksum = crc32c(&bytes[AT_VERSION..]);
@@ -308,7 +320,7 @@ fn decode(bytes: &[u8]) -> Result<SavedState, FormatError> {
     let (header_bytes, run_bytes) = match version {
         1 => FIRST_VERSION_BYTES,
         2 => SECOND_VERSION_BYTES,
-        VERSION => (HEADER_BYTES, RUN_BYTES),
+        WHOLE_VERSION | VERSION => (HEADER_BYTES, RUN_BYTES),
         _ => return Err(FormatError::Version(version)),
     };
     let wrong_length = FormatError::Length(bytes.len());
@@ -321,11 +333,13 @@ fn decode(bytes: &[u8]) -> Result<SavedState, FormatError> {
     };
     let count = usize::from(header[11]);
     let (runs, damage) = rest.split_at_checked(count * run_bytes).ok_or(wrong_length)?;
-    if count > MAX_RUNS || version < VERSION && !damage.is_empty() {
+    let has_list = version >= WHOLE_VERSION;
+    if count > MAX_RUNS || !has_list && !damage.is_empty() {
         return Err(wrong_length);
     }
-    let damage_runs = if version < VERSION { 0 } else { u16::from_le_bytes([header[12], header[13]]) };
-    let reserved = [&header[if version < VERSION { 12 } else { 14 }..16], &header[header_bytes.min(152)..]].concat();
+    let damage_runs = if has_list { u16::from_le_bytes([header[12], header[13]]) } else { 0 };
+    let from = if version == VERSION { HEADER_BYTES } else { header_bytes.min(AT_FORGOTTEN) };
+    let reserved = [&header[if has_list { 14 } else { 12 }..16], &header[from..]].concat();
     if reserved.iter().any(|byte| *byte != 0) {
         return Err(FormatError::Field("a reserved field"));
     }
@@ -345,12 +359,13 @@ fn decode(bytes: &[u8]) -> Result<SavedState, FormatError> {
     let capacity_blocks = number(0);
     let state =
         SavedState { record: check_consistency(record, capacity_blocks)?, capacity_blocks, ..SavedState::default() };
-    if version < VERSION {
+    if !has_list {
         return Ok(state);
     }
     Ok(SavedState {
         device: identity(header, AT_DEVICE),
-        writes: u64::from_le_bytes(*header[AT_WRITES..].first_chunk().expect("the header is longer")),
+        writes: self::number(header, AT_WRITES),
+        forgotten_from: (version == VERSION).then(|| self::number(header, AT_FORGOTTEN)),
         leaf: identity(header, AT_LEAF),
         damage: damage::decode(damage, damage_runs).ok_or(FormatError::Field("the list of bad blocks"))?,
         ..state

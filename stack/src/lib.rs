@@ -49,7 +49,7 @@ pub use kernel::holder::process_text;
 pub use open::{Overwriting, Overwritten, create_mirror, open, open_for, overwrite, overwrite_device};
 pub use opened::closing::CloseLimit;
 pub use opened::connections::{LostRemote, RemoteConnection};
-pub use opened::damage_view::DamageView;
+pub use opened::damage_view::{DamageView, is_lost_list, lost_lists_text};
 pub use opened::held::{Access, FileVolume, Usage, lost_answers_of};
 pub use opened::info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
 pub use opened::lost_metadata::LostMetadata;

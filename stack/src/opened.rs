@@ -94,7 +94,7 @@ impl OpenTarget {
             for info in self.info.all() {
                 let Some(namespace) = &info.namespace else { continue };
                 if let Some(known) = namespace.known_damage().await {
-                    info.damage.take_over(&known.runs, known.is_complete);
+                    info.damage.take_over(&known.runs, known.is_complete, known.is_list_lost);
                 }
             }
         })
@@ -104,7 +104,8 @@ impl OpenTarget {
     pub(crate) async fn volume(target: &TargetName, volume: Rc<FileVolume>, info: TargetInfo) -> OpenTarget {
         let uuid = info.volume.as_ref().map_or([0; 16], |volume| volume.uuid);
         let name = target.to_string();
-        let device = Recorded::kept(Rc::clone(&volume), &name, uuid).await;
+        let is_lost = || info.volume.as_ref().is_some_and(|volume| volume.lost_copies.is_scrub_state_lost());
+        let device = Recorded::kept(Rc::clone(&volume), &name, uuid, &is_lost).await;
         let not_saved = if device.is_kept() { None } else { Some("its content cannot be read") };
         let damage = DamageView::leaf(&name, device.record(), not_saved);
         let held = vec![CloseHandle::Damage(device.clone()), CloseHandle::Volume(volume)];

@@ -268,3 +268,53 @@ fn a_block_is_found_in_runs_from_their_first_to_their_last_block() {
     assert_eq!(found, [3, 4, 5, 9]);
     assert!(!has_block(&[], 0));
 }
+
+#[test]
+fn a_lost_list_is_whole_again_once_every_block_was_checked_or_written() {
+    let lost = || {
+        let record = DamageRecord::new(1000);
+        record.forget_from(0);
+        record
+    };
+    let record = lost();
+    assert_eq!((record.forgotten_from(), record.is_empty(), record.generation()), (Some(0), false, 0));
+    observe(&record, &verify(0, 100), &verified());
+    observe(&record, &verify(900, 100), &failed(&[950]));
+    observe(&record, &zero(400, 100), &Ok(Response::Done));
+    observe(&record, &verify(100, 300), &verified());
+    let generation = record.generation();
+    assert_eq!((record.forgotten_from(), listed(&record)), (Some(500), vec![(950, 950, 1)]));
+    observe(&record, &verify(500, 400), &verified());
+    assert_eq!((record.forgotten_from(), record.generation()), (None, generation + 1), "that it is whole is saved");
+    assert_eq!(listed(&record), [(950, 950, 1)]);
+    // What checks no block, or not every copy of it, does not make it known.
+    let record = lost();
+    let mut unchecked = Coverage::of(true);
+    unchecked.add(Unchecked::new(extent(0, 1000), WhyUnchecked::LogLost));
+    let incomplete = VerifyStats { coverage: unchecked, ..VerifyStats::default() };
+    observe(&record, &verify(0, 1000), &Ok(Response::Verified(incomplete)));
+    record.observe(&watched(&Request::read(extent(0, 1000), Expectations::NONE), true), &Ok(Response::Done));
+    observe(&record, &verify(0, 1000), &Err(ErrorKind::Media { reason: "gone".to_owned() }.into()));
+    assert_eq!(record.forgotten_from(), Some(0));
+    // A block that cannot be read is known to be bad.
+    observe(&record, &verify(0, 1), &Err(ErrorKind::Media { reason: "gone".to_owned() }.into()));
+    assert_eq!((record.forgotten_from(), count(&record).least), (Some(1), 1));
+    record.resize(1);
+    assert_eq!(record.forgotten_from(), None, "the others do not exist any more");
+    assert_eq!(DamageRecord::new(1000).forgotten_from(), None);
+}
+
+#[test]
+fn checks_in_any_order_forget_nothing_for_good() {
+    let record = DamageRecord::new(1000);
+    record.forget_from(0);
+    for lba in (1..1000).step_by(2) {
+        observe(&record, &verify(lba, 1), &verified());
+    }
+    assert_eq!(record.forgotten_from(), Some(0));
+    for first in (0..1000).step_by(10) {
+        assert_eq!(record.forgotten_from(), Some(first));
+        observe(&record, &verify(first, 10), &verified());
+    }
+    assert_eq!(record.forgotten_from(), None);
+}

@@ -29,6 +29,8 @@ pub struct KnownDamage {
     pub runs: Vec<DamageRun>,
     /// True if these are all that it knows.
     pub is_complete: bool,
+    /// True if its list was lost, so that it may have known of more.
+    pub is_list_lost: bool,
 }
 
 /// The target's known bad blocks; `None` if it has no list that this host can read.
@@ -38,7 +40,7 @@ pub(crate) async fn known_damage(session: &Session) -> Option<KnownDamage> {
         if !log.overflowed || log.runs.is_some() {
             let runs = log.runs.iter().flatten().map(run_of_blocks);
             let runs = log.entries.iter().map(run_of_entry).chain(runs).collect();
-            return Some(KnownDamage { runs, is_complete: true });
+            return Some(KnownDamage { runs, is_complete: true, is_list_lost: log.is_list_lost });
         }
         break;
     }

@@ -109,7 +109,7 @@ pub struct VolumeInfo {
     pub log_lost: u64,
     /// Other copies of metadata that are lost: those that this open found, and those found since. If the volume is open
     /// for writing, its next checkpoint rewrites them, except those of the reserved area, which their owner's next
-    /// write replaces.
+    /// write replaces. A scrub state of which no copy is left is only flagged.
     pub lost_copies: LostCopies,
     /// True if it is not open for writing, so that nothing that is lost is written again.
     pub is_read_only: bool,

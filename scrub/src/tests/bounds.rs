@@ -141,6 +141,7 @@ impl Model {
                     writes: 1,
                     leaf: [8; 16],
                     damage: self.record.runs(),
+                    forgotten_from: None,
                 };
                 self.record = DamageRecord::new(CAPACITY);
                 self.record.restore(&SavedState::decode(&state.encode()).unwrap().damage);

@@ -37,7 +37,15 @@ fn record() -> ScrubRecord {
 /// What is saved with a record: identities and the bad blocks of the volume that it lies on.
 fn state(record: ScrubRecord) -> SavedState {
     let damage = vec![DamageRun::exact(3, 3, BadBlockCause::Media), DamageRun::exact(700, 709, BadBlockCause::Media)];
-    SavedState { record, capacity_blocks: CAPACITY, device: [7; 16], writes: 9, leaf: [8; 16], damage }
+    SavedState {
+        record,
+        capacity_blocks: CAPACITY,
+        device: [7; 16],
+        writes: 9,
+        leaf: [8; 16],
+        damage,
+        forgotten_from: None,
+    }
 }
 
 fn encode(record: &ScrubRecord, capacity_blocks: u64) -> Vec<u8> {
@@ -105,6 +113,17 @@ fn records_of_earlier_versions_are_read_and_say_nothing_of_what_they_lack() {
 }
 
 #[test]
+fn a_list_that_is_not_whole_has_a_version_that_earlier_programs_leave_alone() {
+    for first in [0, 1, 700_000] {
+        let lost = SavedState { forgotten_from: Some(first), ..state(record()) };
+        let bytes = lost.encode();
+        assert_eq!((bytes[8], &bytes[152..160]), (4, &first.to_le_bytes()[..]));
+        assert_eq!(SavedState::decode(&bytes), Ok(lost));
+    }
+    assert_eq!(encode(&record(), CAPACITY)[8], 3, "as before");
+}
+
+#[test]
 fn the_state_of_another_device_is_not_taken() {
     let state = state(record());
     assert!(!state.is_foreign(&[7; 16]) && state.is_foreign(&[6; 16]));
@@ -138,9 +157,11 @@ fn no_bit_may_differ_and_no_byte_be_missing_or_too_many() {
 #[test]
 fn a_record_of_before_the_device_was_resized_goes_on_or_begins_anew() {
     let bytes = encode(&record(), CAPACITY);
-    for larger_or_not_past_it in [CAPACITY * 3, 311] {
-        assert_eq!(decode(&bytes, larger_or_not_past_it), Ok(record()));
+    for not_larger in [CAPACITY, 311] {
+        assert_eq!(decode(&bytes, not_larger), Ok(record()));
     }
+    let grown = ScrubRecord { completed_unix_s: None, ..record() };
+    assert_eq!(decode(&bytes, CAPACITY + 1), Ok(grown), "no run has checked the last block");
     let anew = ScrubRecord { position: 0, from: 0, counts: RunCounts::default(), ..record() };
     for past_it in [310, 11, 9] {
         assert_eq!(decode(&bytes, past_it), Ok(anew.clone()), "{past_it} blocks");
@@ -153,7 +174,7 @@ fn a_record_of_before_the_device_was_resized_goes_on_or_begins_anew() {
 fn invalid_records_with_a_good_checksum_are_rejected_with_the_reason() {
     let run = |field: usize| 160 + 8 * field;
     for (bytes, why) in [
-        (with(8, &[4]), FormatError::Version(4)),
+        (with(8, &[5]), FormatError::Version(5)),
         (with(8, &[2]), FormatError::Length(311)),
         (with(8, &[1]), FormatError::Length(311)),
         (with(8, &[0]), FormatError::Version(0)),
@@ -165,6 +186,7 @@ fn invalid_records_with_a_good_checksum_are_rejected_with_the_reason() {
         (with(12, &[3]), FormatError::Field("the list of bad blocks")),
         (with(306, &[9]), FormatError::Field("the list of bad blocks")),
         (with(159, &[1]), FormatError::Field("a reserved field")),
+        (with(152, &[1]), FormatError::Field("a reserved field")),
         (with(15, &[1]), FormatError::Field("a reserved field")),
         (with(16, &310u64.to_le_bytes()), FormatError::Field("the position")),
         (with(24, &[0x37]), FormatError::Field("the position")),

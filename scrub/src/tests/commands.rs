@@ -169,6 +169,23 @@ fn a_run_goes_on_to_the_end_of_a_device_that_grew() {
 }
 
 #[test]
+fn a_full_run_does_not_count_for_blocks_that_came_later() {
+    let mut harness = Harness::new(10_000, Settings::default());
+    harness.scrub.start(harness.now, None, None).unwrap();
+    harness.run_for(Duration::from_secs(60));
+    let completed = |harness: &Harness| harness.scrub.view(harness.now).record.completed_unix_s;
+    let before = completed(&harness);
+    harness.scrub.resize(profile(9_000));
+    assert!(before.is_some() && completed(&harness) == before, "all that is left was checked");
+    harness.scrub.resize(profile(9_001));
+    let record = harness.scrub.view(harness.now).record;
+    assert_eq!((record.completed_unix_s, record.schedule_from_unix_s), (None, before));
+    harness.scrub.start(harness.now, None, None).unwrap();
+    harness.run_for(Duration::from_secs(60));
+    assert!(completed(&harness) > before);
+}
+
+#[test]
 fn a_run_past_the_end_of_a_device_that_shrank_begins_anew_and_one_before_it_ends_there() {
     for (capacity, from) in [(100, 0), (9_000, 0)] {
         let mut harness = Harness::new(10_000, Settings { rate: rate(4 << 20), ..Settings::default() });

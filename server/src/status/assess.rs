@@ -7,6 +7,7 @@ use sealblock_stack::shell_word;
 use sealblock_units::ByteCount;
 
 use super::connections::LostConnection;
+use super::damage::DamageStatus;
 use super::files::FileError;
 use super::health::{Checked, Health};
 use super::mirror::{MirrorStatus, ReplicaStatus};
@@ -68,9 +69,12 @@ fn healthy_text(seen: &DeviceSnapshot) -> String {
 fn damage(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Option<Finding> {
     let finding = |words: String, advice: String| Some(Finding { health: Health::Damaged, words, advice });
     if seen.damage.has_any() && (seen.unresponsive.is_none() || seen.damage.blocks > 0) {
-        let advice = format!(
-            "restore these blocks from a backup, or `sealblock scrub start {name}`, which repairs from another replica where there is one"
-        );
+        let advice = match seen.damage.is_only_lost() {
+            true => format!("`sealblock scrub start {name}` checks all blocks"),
+            false => format!(
+                "restore these blocks from a backup, or `sealblock scrub start {name}`, which repairs from another replica where there is one"
+            ),
+        };
         return Some(Finding { health: seen.damage.health(), words: seen.damage.to_text(), advice });
     }
     // Bad blocks that are kept but no longer listed have been rewritten. If nothing is kept, only the number of bad
@@ -126,6 +130,9 @@ fn mirror_findings(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Findi
         Some(replica) => {
             format!("if it stays offline, `sealblock mirror replace {name} {} NEW`", shell_word(&replica.name))
         }
+        None if ailing.iter().filter_map(|replica| replica.damage.as_ref()).any(DamageStatus::is_only_lost) => {
+            format!("`sealblock scrub start {name}` checks all blocks")
+        }
         None if ailing.iter().any(|replica| replica.has_damage()) => {
             format!("`sealblock scrub start {name}` repairs them from another replica")
         }
@@ -150,7 +157,10 @@ fn replica_text(replica: &ReplicaStatus) -> String {
         };
         format!("the file of {name} {what}")
     } else if let Some(damage) = replica.damage.as_ref().filter(|_| replica.online && replica.has_damage()) {
-        format!("on {name} {}", damage.to_text())
+        match damage.is_only_lost() {
+            true => damage.to_text(),
+            false => format!("on {name} {}", damage.to_text()),
+        }
     } else if let Some(lost) =
         replica.lost_metadata.first().filter(|_| replica.is(ReplicaState::InSync) && replica.online)
     {
@@ -255,7 +265,7 @@ pub fn overall_health(devices: &[Health]) -> (Health, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::damage::{DamageStatus, RunOfDamage};
+    use crate::status::damage::RunOfDamage;
     use crate::status::server::{NamedMirror, PathStatus};
 
     const STARTED: u64 = 1_000_000;

@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use sealblock_block::Device;
+use sealblock_block::{Device, WhyOlder};
 use sealblock_scrub::{RunCounts, RunPhase, RunResult, ScrubRecord, ScrubRun, ScrubState, ScrubView};
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +39,7 @@ pub struct ScrubStatus {
     pub every_s: Option<u64>,
     /// When the next scheduled scrub starts.
     pub next_unix_s: Option<u64>,
-    /// When the last scrub of all blocks was finished.
+    /// When the last scrub of all blocks was finished; `None` if the target has grown since.
     pub completed_unix_s: Option<u64>,
     /// What its blocks are checked against.
     pub checked: Checked,
@@ -56,6 +56,9 @@ pub struct ScrubStatus {
     /// Blocks known to be bad now, whether a scrub or a client found them.
     #[serde(default)]
     pub damage: Option<DamageStatus>,
+    /// Why blocks may be older than the last writes, if they may.
+    #[serde(default)]
+    pub may_be_older: Option<String>,
 }
 
 /// What a scrub is doing.
@@ -152,6 +155,7 @@ impl ScrubStatus {
             saved_why: None,
             error: None,
             damage: None,
+            may_be_older: device.abilities().freshness.why_older().map(|why| why.as_str().to_owned()),
         }
     }
 
@@ -174,6 +178,12 @@ impl ScrubStatus {
             next_unix_s: view.next_unix_s,
             ..ScrubStatus::saved(target, device, &view.record)
         }
+    }
+
+    /// Why blocks may be older than the last writes, if they may.
+    pub fn why_older(&self) -> Option<WhyOlder> {
+        let named = self.may_be_older.as_deref()?;
+        Some(WhyOlder::ALL.into_iter().find(|why| why.as_str() == named).unwrap_or(WhyOlder::Unknown))
     }
 
     /// The run in progress, or otherwise the last one.

@@ -35,8 +35,25 @@ enum View {
     Stripe { members: Vec<DamageView>, chunk_blocks: u64 },
 }
 
-/// Reported by a device at the bottom: its name, why its list is in memory only, and what a server knows of it.
-type SayOfLeaf<'a, T> = dyn Fn(&str, Option<&'static str>, Option<&Elsewhere>) -> Option<T> + 'a;
+/// How the text of a lost list ends.
+const LIST_LOST: &str = "bad blocks that were known are not known any more";
+
+/// What it means that the lists of these devices were lost; `None` without any.
+pub fn lost_lists_text(devices: &[String]) -> Option<String> {
+    let (lists, were) = if devices.len() == 1 { ("list", "was") } else { ("lists", "were") };
+    let names = devices.join(", ");
+    (!devices.is_empty()).then(|| {
+        format!("the {lists} of bad blocks of {names} {were} lost or put back to an earlier state: {LIST_LOST}")
+    })
+}
+
+/// True if this is the text of a lost list.
+pub fn is_lost_list(text: &str) -> bool {
+    text.ends_with(LIST_LOST)
+}
+
+/// Reported by a device at the bottom: its name, its list, why it is in memory only, and what a server knows of it.
+type SayOfLeaf<'a, T> = dyn Fn(&str, &DamageRecord, Option<&'static str>, Option<&Elsewhere>) -> Option<T> + 'a;
 
 /// What a server on another host knows of a device at the bottom.
 struct Elsewhere {
@@ -44,6 +61,8 @@ struct Elsewhere {
     why_not: &'static str,
     /// Set once it was taken over: whether that is all of it.
     is_all: OnceLock<bool>,
+    /// Set if that list was lost.
+    is_lost: OnceLock<()>,
 }
 
 impl Replicas {
@@ -73,7 +92,7 @@ impl DamageView {
         not_saved: &'static str,
         why_not: &'static str,
     ) -> DamageView {
-        let elsewhere = Some(Elsewhere { why_not, is_all: OnceLock::new() });
+        let elsewhere = Some(Elsewhere { why_not, is_all: OnceLock::new(), is_lost: OnceLock::new() });
         DamageView::new(View::Leaf {
             name: name.to_owned(),
             record: Arc::clone(record),
@@ -82,21 +101,24 @@ impl DamageView {
         })
     }
 
-    /// Takes over what the server of such a device knows, and whether that is all of it.
-    pub(crate) fn take_over(&self, runs: &[DamageRun], is_all: bool) {
+    /// Takes over what the server of such a device knows, whether that is all of it, and whether its list was lost.
+    pub(crate) fn take_over(&self, runs: &[DamageRun], is_all: bool, is_lost: bool) {
         match &*self.0 {
             View::Leaf { record, elsewhere: Some(elsewhere), .. } => {
                 record.restore(runs);
                 let _ = elsewhere.is_all.set(is_all);
+                if is_lost {
+                    let _ = elsewhere.is_lost.set(());
+                }
             }
-            View::All(of) => of.iter().for_each(|view| view.take_over(runs, is_all)),
+            View::All(of) => of.iter().for_each(|view| view.take_over(runs, is_all, is_lost)),
             View::Leaf { .. } | View::Replicas(_) | View::Slice { .. } | View::Stripe { .. } => {}
         }
     }
 
     /// Devices on other hosts of which nothing is known here but what was met here, and why.
     pub fn not_asked(&self) -> Vec<(String, &'static str)> {
-        self.of_leaves(&|name, _, elsewhere| {
+        self.of_leaves(&|name, _, _, elsewhere| {
             let elsewhere = elsewhere.filter(|elsewhere| elsewhere.is_all.get().is_none())?;
             Some((name.to_owned(), elsewhere.why_not))
         })
@@ -104,7 +126,7 @@ impl DamageView {
 
     /// True if no server withheld a part of its list.
     pub fn is_complete(&self) -> bool {
-        let partial = self.of_leaves(&|_, _, elsewhere| {
+        let partial = self.of_leaves(&|_, _, _, elsewhere| {
             elsewhere.filter(|elsewhere| elsewhere.is_all.get() == Some(&false)).map(|_| ())
         });
         partial.is_empty()
@@ -172,14 +194,14 @@ impl DamageView {
 
     /// Devices whose lists end with this process, and why.
     pub fn not_saved(&self) -> Vec<(String, &'static str)> {
-        self.of_leaves(&|name, not_saved, _| not_saved.map(|why| (name.to_owned(), why)))
+        self.of_leaves(&|name, _, not_saved, _| not_saved.map(|why| (name.to_owned(), why)))
     }
 
     /// The reports of devices at the bottom.
     fn of_leaves<T>(&self, say: &SayOfLeaf<'_, T>) -> Vec<T> {
         match &*self.0 {
-            View::Leaf { name, not_saved, elsewhere, .. } => {
-                say(name, *not_saved, elsewhere.as_ref()).into_iter().collect()
+            View::Leaf { name, record, not_saved, elsewhere } => {
+                say(name, record, *not_saved, elsewhere.as_ref()).into_iter().collect()
             }
             View::All(of) | View::Stripe { members: of, .. } => {
                 of.iter().flat_map(|view| view.of_leaves(say)).collect()
@@ -241,6 +263,13 @@ impl DamageSource for DamageView {
 
     fn additions(&self) -> u64 {
         self.sum(DamageRecord::additions, Replicas::additions)
+    }
+
+    fn lost_lists(&self) -> Vec<String> {
+        self.of_leaves(&|name, record, _, elsewhere| {
+            let is_lost = elsewhere.is_some_and(|elsewhere| elsewhere.is_lost.get().is_some());
+            (is_lost || record.forgotten_from().is_some()).then(|| name.to_owned())
+        })
     }
 }
 
@@ -347,6 +376,25 @@ mod tests {
     }
 
     #[test]
+    fn a_group_names_the_members_whose_lists_were_lost() {
+        let lost = |name: &str| {
+            let record = Arc::new(DamageRecord::new(1 << 40));
+            record.forget_from(0);
+            DamageView::leaf(name, &record, None)
+        };
+        let mirror = DamageView::mirror();
+        mirror.set_replica("a", Some(leaf("a", &[3])));
+        mirror.set_replica("b", Some(lost("b")));
+        let stripe = DamageView::stripe(vec![lost("c"), DamageView::slice(&mirror, 0, 9), leaf("d", &[])], 16);
+        assert_eq!(stripe.lost_lists(), ["c", "b"]);
+        let text = lost_lists_text(&stripe.lost_lists()).unwrap();
+        assert!(text.starts_with("the lists of bad blocks of c, b were lost") && is_lost_list(&text), "{text}");
+        mirror.set_replica("b", Some(leaf("b", &[])));
+        assert_eq!((mirror.lost_lists(), lost_lists_text(&mirror.lost_lists())), (vec![], None));
+        assert!(!is_lost_list("lost copies of metadata of b, of which the other copy is used: 1"));
+    }
+
+    #[test]
     fn what_a_mirror_counts_never_falls_and_never_is_what_it_was_before() {
         let mirror = DamageView::mirror();
         let mut seen = vec![mirror.generation()];
@@ -368,14 +416,15 @@ mod tests {
         let far = DamageView::remote("far", &record, "its server keeps one", "no word for it");
         let both = DamageView::slice(&DamageView::all(vec![leaf("near", &[3]), far.clone()]), 0, 100);
         assert_eq!((both.not_asked(), both.is_complete()), (vec![("far".to_owned(), "no word for it")], true));
-        far.take_over(&[DamageRun::exact(7, 8, BadBlockCause::Media)], false);
+        far.take_over(&[DamageRun::exact(7, 8, BadBlockCause::Media)], false, false);
         assert_eq!(seen(&both, 0, 99), [of("near", 3, 3), of("far", 7, 8)]);
         assert!(both.not_asked().is_empty() && !both.is_complete());
         // What was met here stays, and so does what the server knows around it.
         let known = Arc::new(DamageRecord::new(1 << 20));
         known.add(&[BadBlock::media(Lba::new(12))]);
         let met = DamageView::remote("far", &known, "its server keeps one", "no word for it");
-        met.take_over(&[DamageRun { bad_blocks: 5, ..DamageRun::exact(10, 19, BadBlockCause::Media) }], true);
+        met.take_over(&[DamageRun { bad_blocks: 5, ..DamageRun::exact(10, 19, BadBlockCause::Media) }], true, true);
+        assert_eq!((both.lost_lists(), met.lost_lists()), (vec![], vec!["far".to_owned()]));
         assert_eq!(seen(&met, 0, 99), [of("far", 10, 11), of("far", 12, 12), of("far", 13, 19)]);
         assert_eq!(both.not_saved(), [("far".to_owned(), "its server keeps one")]);
     }

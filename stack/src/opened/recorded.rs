@@ -4,6 +4,9 @@
 //! before what it found is kept. Without a scrub the list is saved within a second of a change, and at the close. No request
 //! waits for it: a crash loses what was found in the last second, which is found again, or brings back what was
 //! rewritten since, until a check finds it good.
+//!
+//! A list that was lost must not look like one that never had a block: it is saved as a lost one, until every block has
+//! been checked since.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -57,9 +60,11 @@ impl<D: Device + 'static> Recorded<D> {
         Recorded { copies: device.abilities().copies, device, record, keeper: None }
     }
 
-    /// The volume of this name and identity with its list.
-    pub async fn kept(device: D, name: &str, leaf: [u8; 16]) -> Rc<Recorded<D>> {
+    /// The volume of this name and identity with its list. Once its area was read, `is_lost` says whether there was a
+    /// list that it does not have any more.
+    pub async fn kept(device: D, name: &str, leaf: [u8; 16], is_lost: &dyn Fn() -> bool) -> Rc<Recorded<D>> {
         let record = Arc::new(DamageRecord::new(device.geometry().capacity_blocks));
+        let lost = || SavedState { leaf, forgotten_from: Some(0), ..SavedState::default() };
         let (state, is_given_up) = match device.execute(Request::read_reserved(ReservedArea::ScrubState)).await {
             Ok(Response::Reserved(bytes)) if !bytes.is_empty() => match SavedState::decode(&bytes) {
                 Ok(state) => (state, false),
@@ -67,23 +72,29 @@ impl<D: Device + 'static> Recorded<D> {
                 Err(FormatError::Version(_)) => (SavedState::default(), true),
                 Err(error) => {
                     tracing::warn!("{name}: its list of bad blocks cannot be read and is replaced: {error}");
-                    (SavedState::default(), false)
+                    (lost(), false)
                 }
             },
+            Ok(_) if is_lost() => (lost(), false),
             Ok(_) => (SavedState::default(), false),
             Err(error) => {
                 tracing::warn!("{name}: its list of bad blocks cannot be read: {error}");
-                (SavedState::default(), true)
+                (lost(), true)
             }
         };
+        let is_unsaved = state.forgotten_from.is_some() && state.capacity_blocks == 0;
         if state.leaf == leaf {
             record.restore(&state.damage);
+            if let Some(first) = state.forgotten_from {
+                record.forget_from(first);
+            }
         }
         let changed = Rc::new(Condition::default());
         let keeper = Keeper {
             name: name.to_owned(),
             leaf,
-            saved: Cell::new(record.generation()),
+            // What was found lost is saved as lost.
+            saved: Cell::new(if is_unsaved { u64::MAX } else { record.generation() }),
             state: RefCell::new(SavedState { damage: Vec::new(), ..state }),
             is_given_up: Cell::new(is_given_up),
             turn: AsyncMutex::default(),
@@ -119,7 +130,10 @@ impl<D: Device + 'static> Recorded<D> {
         let generation = self.record.generation();
         let blocks = self.device.geometry().capacity_blocks;
         let capacity_blocks = if state.capacity_blocks == 0 { blocks } else { state.capacity_blocks };
-        let state = SavedState { leaf: keeper.leaf, damage: self.record.runs(), capacity_blocks, ..state };
+        // Before the list: a block that leaves what is forgotten in between is in the list of a later save at the latest.
+        let forgotten_from = self.record.forgotten_from();
+        let (leaf, damage) = (keeper.leaf, self.record.runs());
+        let state = SavedState { leaf, damage, forgotten_from, capacity_blocks, ..state };
         let bytes = Slice::copy_from(&state.encode());
         let written = self.device.execute(Request::write_reserved(ReservedArea::ScrubState, bytes)).await?;
         keeper.state.replace(SavedState { damage: Vec::new(), ..state });

@@ -49,20 +49,25 @@ fn begin(start: &ScrubStart) -> Result<Exit, StackError> {
 }
 
 fn report(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, StackError> {
-    let (status, is_older) = match find_server(what)? {
+    let status = match find_server(what)? {
         Some(found) if watch => return wait(&found, found.scrub_status()?, json, Until::EndOrUnread),
         Some(found) => {
             let status = found.scrub_status()?;
             print(&status, json, found.stranger())?;
-            (status, false)
+            status
         }
         None => {
-            let (status, is_older) = saved(what)?;
+            let status = saved(what)?;
             print(&status, json, None)?;
-            (status, is_older)
+            status
         }
     };
-    Ok(Exit::from(status.health()).unless_older(is_older))
+    Ok(exit(&status))
+}
+
+/// What is known of the target's blocks.
+fn exit(status: &ScrubStatus) -> Exit {
+    Exit::from(status.health()).unless_older(status.may_be_older.is_some())
 }
 
 fn print(status: &ScrubStatus, json: bool, stranger: Option<String>) -> Result<(), StackError> {
@@ -72,12 +77,12 @@ fn print(status: &ScrubStatus, json: bool, stranger: Option<String>) -> Result<(
 /// Waits for the end of the run and reports what it found.
 fn wait(found: &FoundServer, first: ScrubStatus, json: bool, until: Until) -> Result<Exit, StackError> {
     match watch::wait(found, first, json, until)? {
-        Waited::Unread(status) => Ok(Exit::from(status.health())),
+        Waited::Unread(status) => Ok(exit(&status)),
         Waited::Ended(status) => {
             print(&status, json, found.stranger())?;
             // After a pause the rest is unchecked.
             let is_held = status.run.is_some() && status.health() == Health::Healthy;
-            Ok(if is_held { Exit::Incomplete } else { Exit::from(status.health()) })
+            Ok(if is_held { Exit::Incomplete } else { exit(&status) })
         }
         Waited::Interrupted(status) => {
             print_report(json, &*status, || attributed(&text::line(&status), found.stranger()))?;
@@ -147,8 +152,8 @@ fn is_here(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// The saved state of a target that no server has open, and whether its blocks may be older than what was written, which is said.
-fn saved(what: &Scrubbed) -> Result<(ScrubStatus, bool), StackError> {
+/// The saved state of a target that no server has open. A note says whether its blocks may be older than what was written.
+fn saved(what: &Scrubbed) -> Result<ScrubStatus, StackError> {
     const ACTION: &str = "read the scrub state";
     let target = match &what.target {
         ServedName::Target(target) if target.path().is_some() && what.control.is_none() => target,
@@ -156,8 +161,8 @@ fn saved(what: &Scrubbed) -> Result<(ScrubStatus, bool), StackError> {
     };
     on_reactor(async {
         let opened = open(target, Access::ReadOlder).await?;
-        let is_older = note_older(&opened);
-        opened.close_after(async |opened| Ok((status_of(target, opened).await?, is_older))).await
+        note_older(&opened);
+        opened.close_after(async |opened| status_of(target, opened).await).await
     })
 }
 

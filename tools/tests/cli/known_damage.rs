@@ -305,6 +305,99 @@ fn a_lost_copy_of_the_state_of_a_scrub_and_of_the_label_of_a_stripe_is_told_by_e
     server.stop().is_clean();
 }
 
+/// Blanks both copies of both places of the state of a scrub.
+fn lose_scrub_state(place: &Place, name: &str) {
+    let tail = std::fs::metadata(place.path(name)).unwrap().len() - (64 << 10);
+    for offset in [24 << 10, 56 << 10, tail + (20 << 10), tail + (48 << 10)] {
+        place.poke(name, offset, &[0; 8192]);
+    }
+}
+
+#[test]
+fn every_command_says_that_the_list_was_lost_until_every_block_was_checked() {
+    const LOST: &str = "the list of bad blocks of v was lost or put back to an earlier state: bad blocks that were known are not known any more";
+    let place = damaged(&[9]);
+    let server = Server::start(&place, "v");
+    place.run("scrub start v --wait").ends_with(1);
+    server.stop().is_clean();
+    lose_scrub_state(&place, "v");
+    let is_told = |commands: &[&str]| {
+        for command in commands {
+            place.run(command).ends_with(4).says(&[LOST]);
+            let damage = place.run(&format!("{command} --json")).ends_with(4).json()["damage"].clone();
+            assert_eq!((&damage["blocks"], &damage["complete"]), (&0.into(), &false.into()));
+            assert_eq!(damage["lost_lists"], serde_json::json!(["v"]));
+        }
+        let scrub = place.run("scrub status v").text();
+        assert!(scrub.contains("last full scrub unknown") && !scrub.contains("never fully"), "{scrub}");
+    };
+    is_told(&["info v", "scrub status v"]);
+    let info = place.run("info v").text();
+    assert!(!info.contains("lost copies"), "there is no other copy: {info}");
+    let verified = place.run("verify v --range 10..").ends_with(4).stderr.clone();
+    assert!(verified.contains(LOST) && !verified.contains("other copy"), "{verified}");
+    let server = Server::start(&place, "v");
+    is_told(&["scrub status v"]);
+    place.run("status v").ends_with(4).says(&["incomplete: ", LOST]);
+    let remote = place.run(&format!("info {} --json", server.target("v"))).ends_with(4).json();
+    assert_eq!((&remote["damage"]["blocks"], &remote["damage"]["complete"]), (&0.into(), &false.into()));
+    server.stop().is_clean();
+    // It is kept over the server, and over another one.
+    is_told(&["info v", "scrub status v"]);
+    let server = Server::start(&place, "v");
+    place.run("status v").ends_with(4).says(&["incomplete: ", LOST]);
+    place.run("scrub start v --wait").ends_with(1);
+    place.run("status v").ends_with(1).says(&["damaged: 1 block is bad (9)"]);
+    server.stop().is_clean();
+    for command in ["info v --json", "scrub status v --json"] {
+        let damage = place.run(command).ends_with(1).json()["damage"].clone();
+        assert_eq!((&damage["blocks"], &damage["complete"]), (&1.into(), &true.into()));
+        assert_eq!(damage["lost_lists"], serde_json::json!([]));
+    }
+}
+
+#[test]
+fn a_repair_of_all_blocks_makes_a_lost_list_whole_and_one_of_a_part_does_not() {
+    let place = Place::with_runtime("syscalls");
+    place.volume("--size 1MiB", &noise(5, 1 << 20));
+    let server = Server::start(&place, "v");
+    place.run("scrub start v --wait").succeeds();
+    server.stop().is_clean();
+    lose_scrub_state(&place, "v");
+    let part = place.run("verify v --repair --range 10..");
+    assert!(part.ends_with(4).stderr.contains("not every block was checked since"), "{}", part.stderr);
+    place.run("info v").ends_with(4);
+    let all = place.run("verify v --repair");
+    assert!(all.succeeds().stderr.contains("every block was checked, and the list is whole again"), "{}", all.stderr);
+    for command in ["info v", "verify v", "scrub status v"] {
+        place.run(command).succeeds();
+    }
+}
+
+#[test]
+fn a_mirror_says_of_which_replica_the_list_was_lost() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 64);
+    let server = Server::start(&place, "mirror:a,b");
+    place.run("scrub start mirror:a,b --wait").succeeds();
+    server.stop().is_clean();
+    lose_scrub_state(&place, "b");
+    const LOST: &str = "the list of bad blocks of b was lost";
+    for command in ["info mirror:a,b", "mirror status mirror:a,b", "info b", "scrub status b"] {
+        place.run(command).ends_with(4).says(&[LOST]);
+    }
+    let server = Server::start(&place, "mirror:a,b");
+    let status = place.run("status mirror:a,b");
+    status.ends_with(4).says(&["mirror:a,b is degraded: ", LOST, "checks all blocks"]);
+    place.run("scrub status mirror:a,b").ends_with(4).says(&["last full scrub 2", LOST]);
+    place.run("scrub start mirror:a,b --wait").succeeds();
+    place.run("status mirror:a,b").succeeds().says(&["healthy"]);
+    server.stop().is_clean();
+    for command in ["info mirror:a,b", "mirror status mirror:a,b", "info b"] {
+        place.run(command).succeeds();
+    }
+}
+
 #[test]
 fn a_repair_says_of_a_lost_copy_of_metadata_what_became_of_it() {
     let place = Place::with_runtime("syscalls");

@@ -67,6 +67,7 @@ fn a_volume_without_its_log_is_told_by_every_command_that_reads_it_and_refused_b
     place.run("verify v").ends_with(4).says(&["incomplete"]);
     assert_eq!(place.run("copy v out5 --json").ends_with(4).json()["may_be_older"], "log_lost");
     assert_eq!(place.run("info v --json").ends_with(4).json()["may_be_older"], "log_lost");
+    assert_eq!(place.run("scrub status v --json").ends_with(4).json()["may_be_older"], "log_lost");
     assert_eq!(place.run("rescue v out6 --json").ends_with(4).json()["may_be_older"], "log_lost");
     for command in
         ["copy image v", "zero v --yes", "discard v --yes", "serve v", "serve v --read-only", "resize v --size 64MiB"]
@@ -192,6 +193,8 @@ fn superblocks_and_log_that_were_put_back_together_are_told_like_a_lost_log() {
     assert!(place.read("v") == before, "nothing is written");
     let server = Server::start(&place, "v --accept-older");
     place.run("status").ends_with(4).says(&[OLDER]);
+    place.run("scrub status v").ends_with(4).says(&[OLDER]);
+    assert_eq!(place.run("scrub status v --json").ends_with(4).json()["may_be_older"], "rolled_back");
     server.stop().is_clean();
 }
 

@@ -85,7 +85,7 @@ client    an NBD client from CLIENT, at v";
     assert_eq!(
         device["damage"],
         json!({"blocks": 0, "blocks_at_most": 0, "complete": true, "runs": [], "unlisted": 0, "made_unreadable": 0, "not_saved": [],
-            "not_asked": []})
+            "not_asked": [], "lost_lists": []})
     );
     assert_eq!((&told["clients"][0]["protocol"], &told["clients"][0]["name"]), (&json!("nbd"), &json!("v")));
     drop(client);

@@ -56,6 +56,11 @@ impl DamageHandle {
     pub fn is_complete(&self) -> bool {
         self.0.is_complete()
     }
+
+    /// The devices whose lists were lost and of which not every block has been checked since.
+    pub fn lost_lists(&self) -> Vec<String> {
+        self.0.lost_lists()
+    }
 }
 
 #[cfg(test)]
@@ -87,6 +92,10 @@ mod tests {
 
         fn additions(&self) -> u64 {
             self.0.additions()
+        }
+
+        fn lost_lists(&self) -> Vec<String> {
+            self.0.forgotten_from().map(|_| "below".to_owned()).into_iter().collect()
         }
     }
 
@@ -156,6 +165,20 @@ mod tests {
         assert_eq!((log.entries.len(), log.overflowed), (16_384, true));
         let runs: Vec<_> = log.runs.unwrap().iter().map(|run| (run.first, run.last, run.bad_blocks)).collect();
         assert_eq!(runs, [(10, 19, 0), (100 + 16_382, 100 + 16_383, 2), (50_000, 50_001, 2)]);
+    }
+
+    #[test]
+    fn a_host_is_told_that_the_list_was_lost_until_every_block_was_checked() {
+        let record = Arc::new(Below(DamageRecord::new(100)));
+        record.0.forget_from(0);
+        let damage = list(&[]);
+        assert!(!damage.0.damage_log(1).is_list_lost);
+        damage.0.set_source(Arc::clone(&record) as Arc<dyn DamageSource>);
+        let (log, runs) = (damage.0.damage_log(1), damage.runs());
+        assert_eq!((log.is_list_lost, log.overflowed, damage.lost_lists()), (true, false, vec!["below".to_owned()]));
+        assert!(runs.is_empty() && damage.is_complete(), "no block was dropped here");
+        record.0.clear(extent(0, 100));
+        assert!(!damage.0.damage_log(1).is_list_lost && damage.lost_lists().is_empty());
     }
 
     #[test]

@@ -149,6 +149,11 @@ impl DamageList {
         !self.lock().overflowed
     }
 
+    /// The devices at the bottom of the stack whose lists were lost.
+    pub(crate) fn lost_lists(&self) -> Vec<String> {
+        self.source().map_or(Vec::new(), |source| source.lost_lists())
+    }
+
     fn is_empty(&self) -> bool {
         self.len.load(Ordering::Relaxed) == 0
     }
@@ -376,7 +381,8 @@ impl DamageList {
         };
         let overflowed = !is_complete || !rest.is_empty();
         let runs = is_complete.then(|| coarsen(rest, MAX_LOG_RUNS).into_iter().map(run_entry).collect());
-        DamageLog { nsid, generation, overflowed, entries, runs }
+        let is_list_lost = !self.lost_lists().is_empty();
+        DamageLog { nsid, generation, overflowed, is_list_lost, entries, runs }
     }
 }
 

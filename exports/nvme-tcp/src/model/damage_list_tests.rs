@@ -75,6 +75,10 @@ impl DamageSource for Changing {
     fn additions(&self) -> u64 {
         self.0.additions()
     }
+
+    fn lost_lists(&self) -> Vec<String> {
+        self.0.forgotten_from().map(|_| "below".to_owned()).into_iter().collect()
+    }
 }
 
 #[test]

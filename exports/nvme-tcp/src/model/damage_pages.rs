@@ -96,7 +96,14 @@ mod tests {
     /// The log of a device with so many bad blocks, which has the same generation.
     fn log(nsid: u32, blocks: u64) -> DamageLog {
         let entry = |lba| DamageEntry { lba: Lba::new(lba), field: None, values: None, write_uncorrectable: false };
-        DamageLog { nsid, generation: blocks, overflowed: false, entries: (0..blocks).map(entry).collect(), runs: None }
+        DamageLog {
+            nsid,
+            generation: blocks,
+            overflowed: false,
+            is_list_lost: false,
+            entries: (0..blocks).map(entry).collect(),
+            runs: None,
+        }
     }
 
     fn entries(page: &DamagePage) -> usize {

@@ -24,6 +24,7 @@ struct Losses {
     /// Those of the newest content of reserved areas. Others stay counted when they are written again; these do not.
     areas: Cell<u64>,
     newer_pages: Cell<u64>,
+    is_scrub_state_lost: Cell<bool>,
     /// For each salt, the places where records with it were found, and their number.
     foreign: RefCell<BTreeMap<Seed, BTreeMap<&'static str, u64>>>,
 }
@@ -52,6 +53,16 @@ impl LostCopies {
             (all, cut_off) if all == cut_off => format!("{all}, {CAUSES}"),
             (all, cut_off) => format!("{all}, {cut_off} of them {CAUSES}"),
         }
+    }
+
+    /// True if every copy of the newest scrub state is lost, and none has been written since. No copy of it is counted:
+    /// nothing is left that could be used or rewritten.
+    pub fn is_scrub_state_lost(&self) -> bool {
+        self.0.is_scrub_state_lost.get()
+    }
+
+    pub(crate) fn set_scrub_state_lost(&self, is_lost: bool) {
+        self.0.is_scrub_state_lost.set(is_lost);
     }
 
     /// The places where records of other volumes replace those of this one, and their number.

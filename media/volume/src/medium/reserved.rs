@@ -149,7 +149,9 @@ impl ReservedAreas {
             "the state of the scrub and the list of bad blocks were put back to an earlier state, or are lost: the scrub starts over, and bad blocks that were known are not known any more"
         );
         let area = ReservedArea::ScrubState;
-        self.set_lost(area, Lost { copies: 2, is_maybe_cut_off: false });
+        // An empty area may not be written in its place: it would say that no block was ever known to be bad.
+        self.set_lost(area, Lost::default());
+        self.lost_copies.set_scrub_state_lost(true);
         self.hold(area, None)
     }
 
@@ -242,6 +244,9 @@ impl ReservedAreas {
         sync().await?;
         // Both copies are new, in the other place. So the lost copies of the former content do not matter any more.
         self.set_lost(area, Lost { copies: u64::from(second.is_err()), is_maybe_cut_off: false });
+        if area == ReservedArea::ScrubState {
+            self.lost_copies.set_scrub_state_lost(false);
+        }
         self.write_seqs[area.index()].set(Some(write_seq));
         self.held.borrow_mut()[area.index()] = Some(Slice::copy_from(bytes));
         Ok(())

@@ -253,9 +253,9 @@ fn a_crash_at_any_change_is_no_earlier_state() {
             let rig = opened(&medium, read_only, false).unwrap_or_else(|error| panic!("after {stop}: {error}"));
             assert_eq!(freshness(&rig), Freshness::Current, "after {stop}");
             let before = rig.lost_copies();
-            let (_, lost) = scrub_state(&rig);
+            let (_, lost, is_gone) = scrub_state(&rig);
             // The twin of a copy may not have been written yet.
-            assert!(lost - before < 2, "after {stop}: the state of the scrub is whole");
+            assert!(!is_gone && lost - before < 2, "after {stop}: the state of the scrub is whole");
         }
         assert!(stop < 119 || has_ended, "every change had its turn");
     }
@@ -426,9 +426,13 @@ fn superblocks_from_before_a_resize_are_found_out_on_a_longer_medium() {
     }
 }
 
-fn scrub_state(rig: &Rig) -> (Vec<u8>, u64) {
+/// The state, how many copies of metadata are lost, and whether nothing is left of the state.
+fn scrub_state(rig: &Rig) -> (Vec<u8>, u64, bool) {
     match rig.run(rig.gate.execute(Request::read_reserved(ReservedArea::ScrubState))) {
-        Ok(Response::Reserved(bytes)) => (bytes.to_vec(), rig.lost_copies()),
+        Ok(Response::Reserved(bytes)) => {
+            let is_lost = rig.gate.device().block_map.groups.lost_copies().is_scrub_state_lost();
+            (bytes.to_vec(), rig.lost_copies(), is_lost)
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -448,7 +452,7 @@ fn a_state_of_the_scrub_that_is_put_back_or_blank_in_all_places_is_none_and_coun
     let yesterday = medium.copy();
     write(b"block 8 is bad, too");
     write(b"blocks 7 and 8 are bad");
-    assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (b"blocks 7 and 8 are bad".to_vec(), 0));
+    assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (b"blocks 7 and 8 are bad".to_vec(), 0, false));
     let bytes = (crate::format::RESERVED_HEAD_BYTES + ReservedArea::ScrubState.max_bytes()) as u64;
     assert!(bytes <= BITMAP_PAGE_BYTES * 2);
     let places = [0, 1].into_iter().flat_map(|turn| layout.reserved_offsets(ReservedArea::ScrubState, turn));
@@ -457,15 +461,29 @@ fn a_state_of_the_scrub_that_is_put_back_or_blank_in_all_places_is_none_and_coun
     for from in [&yesterday, &blank] {
         let medium = medium.copy();
         medium.put_back(from, &places);
-        assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (Vec::new(), 2));
+        assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (Vec::new(), 0, true));
         let rig = Rig::open(&medium, false).unwrap();
-        assert_eq!(scrub_state(&rig), (Vec::new(), 2));
+        assert_eq!(scrub_state(&rig), (Vec::new(), 0, true));
+        rig.close();
+        let rig = Rig::open(&medium, false).unwrap();
+        assert_eq!(scrub_state(&rig), (Vec::new(), 0, true), "only a state that says so may take its place");
         let request = Request::write_reserved(ReservedArea::ScrubState, Slice::copy_from(b"new"));
         rig.run(rig.gate.execute(request)).unwrap();
-        assert_eq!(scrub_state(&rig), (b"new".to_vec(), 0));
+        assert_eq!(scrub_state(&rig), (b"new".to_vec(), 0, false));
         rig.close();
-        assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (b"new".to_vec(), 0));
+        assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (b"new".to_vec(), 0, false));
     }
+    // Twin: one copy of the newest state is left, and is used.
+    let newest = places[2..].iter().chain(&places[..2]).map(|place| vec![*place]);
+    let lost: Vec<_> = newest
+        .map(|place: Parts| {
+            let medium = medium.copy();
+            medium.put_back(&blank, &place);
+            scrub_state(&Rig::open(&medium, true).unwrap())
+        })
+        .collect();
+    assert!(lost.iter().all(|state| state.0 == b"blocks 7 and 8 are bad" && !state.2), "{lost:?}");
+    assert_eq!(lost.iter().map(|state| state.1).sum::<u64>(), 2, "the copies of the newest state count");
 }
 
 /// A superblock is one sector, and here all of its copies are restored.

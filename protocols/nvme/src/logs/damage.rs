@@ -16,6 +16,8 @@ flags! {
         OVERFLOWED = 0,
         /// The runs behind the entries have all bad blocks without an entry.
         RUNS = 1,
+        /// The list was lost, and not every block has been checked since: it may lack blocks that were known to be bad.
+        LIST_LOST = 2,
     }
 }
 
@@ -124,6 +126,8 @@ pub struct DamageLog {
     pub generation: u64,
     /// Whether bad blocks have no entry.
     pub overflowed: bool,
+    /// Whether the list was lost, and not every block has been checked since.
+    pub is_list_lost: bool,
     /// The damaged blocks, ascending.
     pub entries: Vec<DamageEntry>,
     /// Where the other bad blocks are, if that is known of all of them. Pages of earlier versions do not have it.
@@ -252,7 +256,9 @@ impl DamageLog {
         let head = DamageHeader {
             signature: DamageHeader::SIGNATURE,
             version: DamageHeader::VERSION,
-            flags: flag(self.overflowed, DamageFlags::OVERFLOWED) | flag(self.runs.is_some(), DamageFlags::RUNS),
+            flags: flag(self.overflowed, DamageFlags::OVERFLOWED)
+                | flag(self.runs.is_some(), DamageFlags::RUNS)
+                | flag(self.is_list_lost, DamageFlags::LIST_LOST),
             nsid: self.nsid,
             entries: u32::try_from(self.entries.len()).unwrap_or(u32::MAX),
             entry_bytes: RawDamageEntry::BYTES as u16,
@@ -281,6 +287,7 @@ impl DamageLog {
             nsid: head.nsid,
             generation: head.generation,
             overflowed: head.flags.contains(DamageFlags::OVERFLOWED),
+            is_list_lost: head.flags.contains(DamageFlags::LIST_LOST),
             entries,
             runs: head.flags.contains(DamageFlags::RUNS).then_some(runs?),
         })
@@ -300,7 +307,8 @@ mod tests {
             write_uncorrectable: false,
         };
         let media = DamageEntry { lba: Lba::new(9), field: None, values: None, write_uncorrectable: true };
-        DamageLog { nsid: 3, generation: 5, overflowed: true, entries: vec![guard, media], runs: None }
+        let entries = vec![guard, media];
+        DamageLog { nsid: 3, generation: 5, overflowed: true, is_list_lost: false, entries, runs: None }
     }
 
     #[test]
@@ -334,7 +342,10 @@ mod tests {
         assert_eq!(DamageLog::decode(&page).as_ref(), Ok(&log));
         assert!(matches!(DamageLog::decode(&page[..159]), Err(DamageLogError::TooShort(_))));
         let none = DamageLog { runs: Some(Vec::new()), overflowed: false, ..log };
-        assert_eq!(DamageLog::decode(&none.encode()), Ok(none));
+        assert_eq!(DamageLog::decode(&none.encode()).as_ref(), Ok(&none));
+        let lost = DamageLog { is_list_lost: true, ..none };
+        assert_eq!(lost.encode()[10..12], [6, 0]);
+        assert_eq!(DamageLog::decode(&lost.encode()), Ok(lost));
         for (first, last, bad_blocks) in [(5, 4, 0), (5, 6, 3), (5, u64::MAX, 1)] {
             let bad = DamageRunEntry { first, last, bad_blocks, ..run }.encode();
             let why = DamageLogError::Run { first, last, bad_blocks };

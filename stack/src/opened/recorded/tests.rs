@@ -15,7 +15,7 @@ fn on_reactor(test: impl AsyncFnOnce(Rc<MemoryDevice>)) {
 }
 
 async fn open(device: &Rc<MemoryDevice>, leaf: [u8; 16]) -> Rc<Recorded<Rc<MemoryDevice>>> {
-    Recorded::kept(Rc::clone(device), "v", leaf).await
+    Recorded::kept(Rc::clone(device), "v", leaf, &|| false).await
 }
 
 fn listed<D: Device + 'static>(recorded: &Recorded<D>) -> Vec<(u64, u64)> {
@@ -105,6 +105,35 @@ async fn set_area_through(recorded: &Recorded<Rc<MemoryDevice>>, state: &SavedSt
 }
 
 #[test]
+fn a_list_that_is_lost_is_saved_as_lost_until_every_block_was_checked() {
+    on_reactor(async |device| {
+        let lost = Recorded::kept(Rc::clone(&device), "v", LEAF, &|| true).await;
+        assert_eq!((lost.record().forgotten_from(), lost.is_kept()), (Some(0), true));
+        lost.save().await;
+        drop(lost);
+        assert_eq!(SavedState::decode(&area(&device).await).unwrap().forgotten_from, Some(0));
+        let second = open(&device, LEAF).await;
+        let check = |first, blocks| Request::verify(Extent::from_raw(first, blocks).unwrap(), Expectations::NONE);
+        second.execute(check(0, 600)).await.unwrap();
+        // A scrub saves how far it has come.
+        set_area_through(&second, &SavedState { capacity_blocks: 1000, ..SavedState::default() }).await;
+        drop(second);
+        let third = open(&device, LEAF).await;
+        assert_eq!(third.record().forgotten_from(), Some(600));
+        third.execute(check(600, 400)).await.unwrap();
+        third.save().await;
+        drop(third);
+        let saved = SavedState::decode(&area(&device).await).unwrap();
+        assert_eq!((saved.forgotten_from, open(&device, LEAF).await.record().forgotten_from()), (None, None));
+        // Twin: an area in which there never was anything.
+        set_area(&device, &[]).await;
+        let fresh = open(&device, LEAF).await;
+        fresh.save().await;
+        assert!(fresh.record().forgotten_from().is_none() && area(&device).await.is_empty());
+    });
+}
+
+#[test]
 fn what_a_later_version_wrote_is_left_as_it_is_and_what_is_damaged_begins_anew() {
     on_reactor(async |device| {
         let mut later = SavedState::default().encode();
@@ -124,6 +153,7 @@ fn what_a_later_version_wrote_is_left_as_it_is_and_what_is_damaged_begins_anew()
         make_bad(&recorded, 5, 1).await;
         recorded.save().await;
         assert!(recorded.is_kept());
-        assert_eq!(SavedState::decode(&area(&device).await).unwrap().damage.len(), 1);
+        let saved = SavedState::decode(&area(&device).await).unwrap();
+        assert_eq!((saved.damage.len(), saved.forgotten_from), (1, Some(0)), "what the damaged list had is lost");
     });
 }

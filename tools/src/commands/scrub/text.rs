@@ -31,10 +31,15 @@ pub fn to_text(status: &ScrubStatus) -> String {
     }
     match status.completed_unix_s {
         Some(at) => text.line(format!("  last full scrub {}", date(at))),
-        None => text.line("  never fully scrubbed"),
+        None => text.line(format!("  {}", never_text(status))),
+    }
+    // Without a server, a note on standard error says the same.
+    if let Some(why) = status.why_older().filter(|_| status.server_pid.is_some()) {
+        text.line(format!("  blocks may be older than what was written: {why}"));
     }
     if let Some(damage) = status.damage.as_ref().filter(|damage| damage.has_any()) {
-        text.line(format!("  known damage: {}", damage.to_text()));
+        let known = if damage.is_only_lost() { "" } else { "known damage: " };
+        text.line(format!("  {known}{}", damage.to_text()));
     }
     if let Some(made) = status.damage.as_ref().and_then(DamageStatus::made_text) {
         text.line(format!("  {made}; a scrub counts them as unrepaired"));
@@ -47,6 +52,18 @@ pub fn to_text(status: &ScrubStatus) -> String {
         text.line(format!("  these results are in memory only, until the server exits: {why}"));
     }
     text.into_text()
+}
+
+/// What is known of a target of which no scrub has checked all blocks that it has now.
+fn never_text(status: &ScrubStatus) -> &'static str {
+    let is_lost = status.damage.as_ref().is_some_and(|damage| !damage.lost_lists.is_empty());
+    let is_earlier =
+        |run: &RunStatus| run.from == 0 && matches!(run.result, Some(ResultWord::Finished | ResultWord::Incomplete));
+    match (status.runs.iter().any(is_earlier), is_lost) {
+        (true, _) => "never fully scrubbed since it grew",
+        (false, true) => "last full scrub unknown: the state of the scrub was lost, too",
+        (false, false) => "never fully scrubbed",
+    }
 }
 
 /// The most important in one line.

@@ -1,16 +1,19 @@
 //! The verify of one target, from the opening to the report.
 
+use std::cell::RefCell;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
-use sealblock_block::{Abilities, BadBlockCause, Device, Request, RequestKind, ReservedArea, has_block};
+use sealblock_block::{Abilities, BadBlockCause, DamageSource, Device, Request, RequestKind, ReservedArea, has_block};
 use sealblock_server::status::health::Checked;
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::BlockSpan;
 use sealblock_stack::target::TargetName;
-use sealblock_stack::{Access, Cause, OpenTarget, StackError, Usage, on_reactor, open_for, shell_word};
+use sealblock_stack::{
+    Access, Cause, OpenTarget, StackError, Usage, is_lost_list, lost_lists_text, on_reactor, open_for, shell_word,
+};
 
 use crate::cli::Verify;
 use crate::exit::Exit;
@@ -60,16 +63,20 @@ async fn verify(order: VerifyRequest<'_>, file: Option<ResumeFile>, show: Show) 
     let work = async |opened: &OpenTarget| {
         let span = opened.span(arguments.range)?;
         let session = file.map(|file| Session::begin(file, order, opened, span)).transpose()?;
+        let lost_lists = RefCell::default();
         let report = async {
             prepare(arguments, opened, show).await?;
             // What servers know of blocks that hosts made unreadable: a read only shows that they are.
             opened.learn_damage().await;
+            // Before the check, after which a list may be whole again.
+            lost_lists.replace(report_lost(arguments, lost_list_texts(opened)));
             check(order, opened, span, session.as_ref(), show).await
         };
         let report = report.await;
         read_reserved(opened).await;
         // The checks read other copies of metadata, too.
-        let lost_metadata = [lost, report_lost(arguments, opened.info.lost_metadata().copies())].concat();
+        let copies = report_lost(arguments, opened.info.lost_metadata().copies());
+        let lost_metadata = [lost, lost_lists.take(), copies].concat();
         let report = VerifyReport { lost_metadata, ..report? };
         let block_bytes = opened.device.geometry().block_size.bytes() as u64;
         let report = match &session {
@@ -92,8 +99,9 @@ async fn look_again(order: VerifyRequest<'_>, (report, repairs, session): Verifi
     let look = async {
         let opened = open_for(order.target, Access::ReadOlder, Usage::Unchanged).await?;
         read_reserved(&opened).await;
+        opened.learn_damage().await;
         let lost = opened.info.lost_metadata();
-        let still = [lost.superblocks(), lost.copies()].concat();
+        let still = [lost.superblocks(), lost_list_texts(&opened), lost.copies()].concat();
         opened.close(Ok(still)).await
     };
     let still = match look.await {
@@ -106,12 +114,24 @@ async fn look_again(order: VerifyRequest<'_>, (report, repairs, session): Verifi
         }
     };
     for lost in report.lost_metadata.iter().filter(|lost| !still.contains(lost)) {
-        note(&format_args!("{lost}; it was rewritten"));
+        let fate = if is_lost_list(lost) {
+            "every block was checked, and the list is whole again"
+        } else {
+            "it was rewritten"
+        };
+        note(&format_args!("{lost}; {fate}"));
     }
     for lost in &still {
-        note(&format_args!("{lost}; it was not rewritten"));
+        let fate = if is_lost_list(lost) { "not every block was checked since" } else { "it was not rewritten" };
+        note(&format_args!("{lost}; {fate}"));
     }
     Ok((VerifyReport { lost_metadata: still, ..report }, repairs, session))
+}
+
+/// The devices whose lists of bad blocks were lost, as texts.
+fn lost_list_texts(opened: &OpenTarget) -> Vec<String> {
+    let lists = opened.info.damage.lost_lists();
+    lists.iter().filter_map(|device| lost_lists_text(std::slice::from_ref(device))).collect()
 }
 
 /// Reads the reserved areas of volumes, so that lost copies of them are found. Missing or unreadable areas are reported by the code that
@@ -158,7 +178,12 @@ fn note_made(report: &VerifyReport, opened: &OpenTarget) {
 /// Prints which copies of metadata are lost. A repair prints what became of them.
 fn report_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
     for lost in lost.iter().filter(|_| !arguments.repair) {
-        note(&format_args!("{lost}; --repair rewrites it"));
+        let advice = if is_lost_list(lost) {
+            "a scrub of all blocks, or --repair, makes it whole"
+        } else {
+            "--repair rewrites it"
+        };
+        note(&format_args!("{lost}; {advice}"));
     }
     lost
 }
