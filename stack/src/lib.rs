@@ -22,6 +22,7 @@ pub mod filesystem;
 mod groups {
     pub(crate) mod membership;
     pub(crate) mod mirror;
+    mod mirror_errors;
     pub(crate) mod multipath;
     pub(crate) mod replicas;
     pub(crate) mod stripe;

@@ -10,7 +10,8 @@ use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::label::name::MirrorName;
 use sealblock_layers_mirror::{Answered, CreateOptions, MirrorInfo, OpenOptions, ReplicaSource, open_beside_lost};
 
-use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, mirror_error, replica_error};
+use super::mirror_errors::{mirror_error, replica_error};
+use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener};
 use crate::error::{Cause, StackError, shell_word};
 use crate::failures::device_error;
 use crate::identity::new_uuid;
