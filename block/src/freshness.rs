@@ -56,6 +56,11 @@ impl WhyOlder {
         }
     }
 
+    /// The reason of this name; an unknown one if it is of a later version.
+    pub fn named(name: &str) -> WhyOlder {
+        WhyOlder::ALL.into_iter().find(|why| why.as_str() == name).unwrap_or(WhyOlder::Unknown)
+    }
+
     /// Why a check of such a device leaves its blocks unchecked: they match their seals, but may not be the newest.
     pub const fn why_unchecked(self) -> WhyUnchecked {
         match self {
@@ -135,9 +140,11 @@ mod tests {
     fn bits_for_another_host_convert_back_and_unknown_ones_are_not_current() {
         assert_eq!(Freshness::from_bits(Freshness::Current.bits()), Freshness::Current);
         for why in WhyOlder::ALL {
+            assert_eq!(WhyOlder::named(why.as_str()), why);
             let older = Freshness::MayBeOlder(why);
             assert_eq!(Freshness::from_bits(older.bits()), older);
         }
+        assert_eq!(WhyOlder::named("a reason of later"), WhyOlder::Unknown);
         assert_eq!(Freshness::from_bits(1 << 2), Freshness::MayBeOlder(WhyOlder::Unknown), "of no reason");
         assert_eq!(Freshness::from_bits(1 << 7), Freshness::MayBeOlder(WhyOlder::Unknown));
     }

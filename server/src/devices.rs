@@ -315,6 +315,7 @@ async fn open_on_core(
         None if target.is_volatile() => Some(new_uuid()?),
         other => other,
     };
+    let gate = (gate, info.own_labels());
     let scrub_task = ScrubTask::open(label.clone(), volume_uuid, gate, shared.attach(), reporters.state, events).await;
     let local = Rc::new(LocalDevice::new(&plan, access, &info, closer, scrub_task));
     if let Some(clients) = earlier {

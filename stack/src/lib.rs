@@ -54,6 +54,7 @@ pub use opened::damage_view::{DamageView, is_lost_list, lost_lists_text};
 pub use opened::held::{Access, FileVolume, Usage, lost_answers_of};
 pub use opened::info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
 pub use opened::lost_metadata::LostMetadata;
+pub use opened::out_of_sync::OwnLabel;
 pub use opened::same_remote::RemoteDevices;
 pub use opened::target_identity::{Sameness, TargetIdentity, TargetLabel, member_of};
 pub use opened::{Closer, MemberNames, OpenTarget, data_of};

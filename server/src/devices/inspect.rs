@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, Weak as FileWeak};
 
-use sealblock_block::{Device, DynDevice, RequestKind};
+use sealblock_block::{DynDevice, RequestKind};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
 use sealblock_media_file::Backing;
@@ -14,6 +14,7 @@ use crate::devices::scrub::ScrubTask;
 use crate::status::damage::DamageStatus;
 use crate::status::files::FileError;
 use crate::status::mirror::MirrorStatus;
+use crate::status::scrub::ScrubStatus;
 use crate::status::server::{CountStatus, DeviceSnapshot, IoStatus, NamedMirror, PathStatus};
 
 /// A device on its own core; it exists as long as its scrub.
@@ -69,7 +70,7 @@ impl InspectedDevice {
             paths: self.paths.iter().flat_map(PathMonitor::paths).map(path).collect(),
             lost_connections: self.connections.iter().filter_map(RemoteConnection::lost).map(Into::into).collect(),
             damage: DamageStatus::of(&self.damage),
-            lost_metadata: lost(&gate).into_iter().collect(),
+            lost_metadata: older_text(&scrub).into_iter().collect(),
             lost_copies: self.lost_copies.unwritten(),
             scrub: Some(scrub),
             io: io(&gate),
@@ -99,8 +100,8 @@ pub fn unresponsive(why: &str) -> DeviceSnapshot {
 }
 
 /// Why the last writes may be missing, in words; reads do not notice this, and writes do not repair it.
-fn lost(gate: &DynDevice) -> Option<String> {
-    let why = gate.abilities().freshness.why_older()?;
+fn older_text(scrub: &ScrubStatus) -> Option<String> {
+    let why = scrub.why_older()?;
     Some(format!("blocks may be older than what was written: {why}"))
 }
 

@@ -21,7 +21,7 @@ use sealblock_runtime_reactor::{JoinHandle, Notify, now, spawn, timeout, yield_n
 use sealblock_scrub::{
     Activity, CheckResult, CommandError, DeviceProfile, Now, Scrub, ScrubEvent, ScrubStep, Settings,
 };
-use sealblock_stack::{DamageView, TargetLabel};
+use sealblock_stack::{DamageView, OwnLabel, TargetLabel};
 use sealblock_units::Extent;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
@@ -48,6 +48,8 @@ pub struct ScrubTask {
     target: TargetLabel,
     /// Identity of the volume or mirror, if it has one.
     uuid: Option<[u8; 16]>,
+    /// What the labels of members in it say that are served by themselves.
+    labels: Vec<OwnLabel>,
     /// `None` while the device is being resized.
     gate: RefCell<Option<DynDevice>>,
     /// The same device that hosts use, because repairs need its range lock.
@@ -80,7 +82,7 @@ impl ScrubTask {
     pub async fn open(
         target: TargetLabel,
         uuid: Option<[u8; 16]>,
-        gate: DynDevice,
+        (gate, labels): (DynDevice, Vec<OwnLabel>),
         device: Attached,
         state: Weak<NamespaceState>,
         events: EventSender,
@@ -90,6 +92,7 @@ impl ScrubTask {
             memory: StateStore::of(&target, &gate.abilities()),
             target,
             uuid,
+            labels,
             gate: RefCell::new(Some(gate)),
             device,
             state,
@@ -142,7 +145,9 @@ impl ScrubTask {
             DamageStatus { not_saved, ..damage }
         };
         let damage = damage.map(is_saved);
-        ScrubStatus { damage, saved, saved_why, error: self.error.borrow().clone(), ..status }
+        let by_label = self.labels.iter().find_map(OwnLabel::why_older).map(|why| why.as_str().to_owned());
+        let may_be_older = status.may_be_older.clone().or(by_label);
+        ScrubStatus { damage, saved, saved_why, error: self.error.borrow().clone(), may_be_older, ..status }
     }
 
     /// Reports the bad blocks of the reopened device to hosts.

@@ -1,5 +1,6 @@
 //! The health of a device: one word, one sentence, and advice.
 
+use sealblock_block::WhyOlder;
 use sealblock_layers_mirror::MirrorState;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_stack::quantity::count;
@@ -236,7 +237,11 @@ fn unchecked(name: &str, seen: &DeviceSnapshot) -> Vec<Finding> {
         [one] => Some(one.clone()),
         [first, others @ ..] => Some(format!("{first}, and {} more", others.len())),
     };
-    findings.extend(first_of(&seen.lost_metadata).map(|words| finding(words, format!("`sealblock info {name}`"))));
+    let of_older = match seen.scrub.as_ref().and_then(ScrubStatus::why_older) {
+        Some(WhyOlder::OutOfSync) => "use mirror:A,B with all replicas of its mirror, which resyncs it".to_owned(),
+        _ => format!("`sealblock info {name}`"),
+    };
+    findings.extend(first_of(&seen.lost_metadata).map(|words| finding(words, of_older)));
     findings.extend(first_of(&seen.lost_copies).map(|words| finding(words, REWRITTEN.to_owned())));
     findings
 }

@@ -143,8 +143,7 @@ impl MirrorStatus {
 
     /// Why blocks may be older than the last writes, if they may.
     pub fn why_older(&self) -> Option<WhyOlder> {
-        let named = self.may_be_older.as_deref()?;
-        Some(WhyOlder::ALL.into_iter().find(|why| why.as_str() == named).unwrap_or(WhyOlder::Unknown))
+        self.may_be_older.as_deref().map(WhyOlder::named)
     }
 
     /// The state of a mirror whose replicas' files have these errors and these bad blocks. A mirror with a replica that

@@ -53,12 +53,12 @@ pub struct ScrubStatus {
     pub saved_why: Option<String>,
     /// Why the scrub is suspended.
     pub error: Option<String>,
+    /// Why blocks may be older than what was written, if they may. Seals do not show it. An older server does not report it.
+    #[serde(default)]
+    pub may_be_older: Option<String>,
     /// Blocks known to be bad now, whether a scrub or a client found them.
     #[serde(default)]
     pub damage: Option<DamageStatus>,
-    /// Why blocks may be older than the last writes, if they may.
-    #[serde(default)]
-    pub may_be_older: Option<String>,
 }
 
 /// What a scrub is doing.
@@ -180,23 +180,23 @@ impl ScrubStatus {
         }
     }
 
-    /// Why blocks may be older than the last writes, if they may.
-    pub fn why_older(&self) -> Option<WhyOlder> {
-        let named = self.may_be_older.as_deref()?;
-        Some(WhyOlder::ALL.into_iter().find(|why| why.as_str() == named).unwrap_or(WhyOlder::Unknown))
-    }
-
     /// The run in progress, or otherwise the last one.
     pub fn last_run(&self) -> Option<&RunStatus> {
         self.run.as_ref().or(self.runs.last())
     }
 
-    /// The health from the known bad blocks, and from what the last run could not check. If no list is kept, blocks
+    /// Why blocks may be older than what was written, if they may.
+    pub fn why_older(&self) -> Option<WhyOlder> {
+        self.may_be_older.as_deref().map(WhyOlder::named)
+    }
+
+    /// The health from the known bad blocks, from what the last run could not check, and from what no run can. If no list is kept, blocks
     /// that the last run could not repair count as bad, because they may be.
     pub fn health(&self) -> Health {
         let is_saved = self.damage.as_ref().is_some_and(|damage| damage.not_saved.is_empty());
         let unrepaired = self.last_run().filter(|_| !is_saved).map_or(0, |run| run.unrepaired);
-        let known = self.damage.as_ref().map_or(Health::Healthy, DamageStatus::health);
+        let newest = if self.may_be_older.is_some() { Health::Incomplete } else { Health::Healthy };
+        let known = self.damage.as_ref().map_or(Health::Healthy, DamageStatus::health).max(newest);
         match self.last_run() {
             _ if unrepaired > 0 => Health::Damaged,
             Some(run) if run.unchecked > 0 => known.max(Health::Incomplete),

@@ -20,6 +20,8 @@ use crate::failures::device_error;
 use crate::identity::uuid_text;
 use crate::opened::OpenTarget;
 use crate::opened::held::Usage;
+use crate::opened::info::TargetInfo;
+use crate::opened::out_of_sync::OwnLabel;
 use crate::program::note;
 
 /// The group in the label of a member.
@@ -98,10 +100,7 @@ pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget
         Err(failure) => return opened.close(Err(failure)).await,
     };
     match (membership, usage) {
-        (_, Usage::AsMember) => {
-            let OpenTarget { device, info, held, target, is_part } = opened;
-            Ok(OpenTarget { is_part, ..OpenTarget::new(&target, MemberOnly::new(device), info, held) })
-        }
+        (_, Usage::AsMember) => Ok(single(opened, false).await),
         (None, _) => Ok(opened),
         (Some(membership), Usage::Forced) => {
             note(format_args!("{} is written without its group: {}", opened.target(), membership.to_text()));
@@ -112,7 +111,7 @@ pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget
                 Membership::Known { is_mirror: false, .. } | Membership::Unknown(_) => Ok(()),
             };
             match marked.map_err(|error| device_error("mark as changed outside its mirror", &error)) {
-                Ok(()) => Ok(opened),
+                Ok(()) => Ok(single(opened, true).await),
                 Err(failure) => opened.close(Err(failure)).await,
             }
         }
@@ -122,6 +121,14 @@ pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget
             opened.close(Err(refused)).await
         }
     }
+}
+
+/// The member, which keeps what its label says; without `is_claimed` it refuses changes at first.
+async fn single(opened: OpenTarget, is_claimed: bool) -> OpenTarget {
+    let OpenTarget { device, info, held, target, is_part } = opened;
+    let label = OwnLabel::of(&device).await;
+    let info = TargetInfo { own_label: Some(label.clone()), ..info };
+    OpenTarget { is_part, ..OpenTarget::new(&target, SingleMember::new(device, label, is_claimed), info, held) }
 }
 
 /// Why a volume with this label is not resized, if so: the other members of its group would have another size.
@@ -143,17 +150,18 @@ async fn membership(opened: &OpenTarget) -> Result<Option<Membership>, StackErro
     }
 }
 
-/// A member that is served for its group: it refuses writes until its label was written through this open, which the host that
-/// assembles the group does first. So a host that takes it for its own disk cannot write to it by accident.
-struct MemberOnly {
+/// A member that is open by itself. One that is served for its group refuses writes until its label was written through this open,
+/// which the host that assembles the group does first. So a host that takes it for its own disk cannot write to it by accident.
+struct SingleMember {
     inner: DynDevice,
+    label: OwnLabel,
     is_claimed: Cell<bool>,
     is_logged: Cell<bool>,
 }
 
-impl MemberOnly {
-    fn new(inner: DynDevice) -> MemberOnly {
-        MemberOnly { inner, is_claimed: Cell::new(false), is_logged: Cell::new(false) }
+impl SingleMember {
+    fn new(inner: DynDevice, label: OwnLabel, is_claimed: bool) -> SingleMember {
+        SingleMember { inner, label, is_claimed: Cell::new(is_claimed), is_logged: Cell::new(false) }
     }
 
     fn refuse(&self) -> Outcome {
@@ -167,7 +175,7 @@ impl MemberOnly {
     }
 }
 
-impl Device for MemberOnly {
+impl Device for SingleMember {
     fn geometry(&self) -> &Geometry {
         self.inner.geometry()
     }
@@ -180,9 +188,15 @@ impl Device for MemberOnly {
         if request.kind().changes_blocks() && !self.is_claimed.get() {
             return self.refuse();
         }
-        let claims = matches!(request.operation, Operation::WriteReserved(ReservedArea::GroupLabel, _));
+        let written = match &request.operation {
+            Operation::WriteReserved(ReservedArea::GroupLabel, label) => Some(label.clone()),
+            _ => None,
+        };
         let outcome = self.inner.execute(request).await;
-        self.is_claimed.set(self.is_claimed.get() || claims && outcome.is_ok());
+        if let (Some(label), Ok(_)) = (written, &outcome) {
+            self.label.set(&label);
+            self.is_claimed.set(true);
+        }
         outcome
     }
 }
@@ -226,7 +240,8 @@ mod tests {
 
     #[test]
     fn a_served_member_takes_changes_only_after_its_label_was_written() {
-        let device = MemberOnly::new(DynDevice::new("member", MemoryDevice::new(BlockSize::B512, 8, None)));
+        let memory = DynDevice::new("member", MemoryDevice::new(BlockSize::B512, 8, None));
+        let device = SingleMember::new(memory, OwnLabel::default(), false);
         let extent = Extent::from_raw(0, 1).unwrap();
         let run = |operation| device.execute(operation).now_or_never().expect("RAM never waits");
         let zero = || Request::write_zeroes(extent, true, Durability::Volatile);

@@ -23,6 +23,7 @@ use crate::kernel::leaves::{Leaf, Storage, leaves_at, leaves_of_device};
 use crate::opened::connections::RemoteConnection;
 use crate::opened::damage_view::DamageView;
 use crate::opened::lost_metadata::LostMetadata;
+use crate::opened::out_of_sync::OwnLabel;
 use crate::opened::same_remote::{RemoteDevices, is_whole_namespace};
 use crate::opened::target_identity::TargetIdentity;
 use crate::target::{GroupKind, TargetName};
@@ -88,6 +89,8 @@ pub struct TargetInfo {
     pub paths: Option<PathMonitor>,
     /// The mirror, where it is one.
     pub mirror: Option<Rc<OpenMirror>>,
+    /// What its label says, if it is a member that is open for writing by itself.
+    pub(crate) own_label: Option<OwnLabel>,
     /// The bad blocks that are known of the devices at the bottom, in its own addresses.
     pub damage: DamageView,
     /// The devices under it, if it is a layer, in order. Paths that could not be opened are left out.
@@ -109,7 +112,7 @@ impl TargetInfo {
 
     /// Only a kind.
     pub fn plain(kind: &'static str) -> TargetInfo {
-        let (drive, paths, mirror, inner) = (None, None, None, Vec::new());
+        let (drive, paths, mirror, own_label, inner) = (None, None, None, None, Vec::new());
         let (volume, file, tags, remote, namespace, export, connection) = (None, None, None, None, None, None, None);
         let damage = DamageView::all(Vec::new());
         TargetInfo {
@@ -124,6 +127,7 @@ impl TargetInfo {
             connection,
             paths,
             mirror,
+            own_label,
             damage,
             inner,
         }
@@ -201,6 +205,11 @@ impl TargetInfo {
     /// This and all devices under it.
     pub fn all(&self) -> Vec<&TargetInfo> {
         std::iter::once(self).chain(self.inner.iter().flat_map(TargetInfo::all)).collect()
+    }
+
+    /// The labels of members in it that are open for writing by themselves.
+    pub fn own_labels(&self) -> Vec<OwnLabel> {
+        self.all().into_iter().filter_map(|info| info.own_label.clone()).collect()
     }
 
     /// The files that it lies in, of this and all devices under it, as long as they are open.

@@ -1,11 +1,16 @@
 //! Replicas that are opened alone although their own label marks them as out of sync: the other replicas of the mirror have newer
 //! blocks, which no seal shows. So readers are told that the content may be older than what was written.
 //!
-//! The mirror itself goes by the labels of all its replicas, and so does another host's mirror: their members are not marked.
+//! The mirror itself goes by the labels of all its replicas, and so does another host's mirror: their members are not marked. Of a
+//! member that is open for writing by itself, [`OwnLabel`] keeps what its label says, for reports about it: the device stays
+//! unmarked, since marked ones are not written.
+
+use std::cell::Cell;
+use std::rc::Rc;
 
 use sealblock_block::{
-    Abilities, Device, ErrorKind, Freshness, Geometry, Outcome, Request, RequestKind, ReservedArea, Response,
-    Unchecked, WhyOlder,
+    Abilities, Device, DynDevice, ErrorKind, Freshness, Geometry, Outcome, Request, RequestKind, ReservedArea,
+    Response, Unchecked, WhyOlder,
 };
 use sealblock_layers_mirror::label::{Label, ReplicaState};
 
@@ -14,17 +19,46 @@ use crate::opened::OpenTarget;
 /// The same target, which says that it may be older than what was written if its label does, or if it had one that is lost.
 pub(crate) async fn mark(opened: OpenTarget) -> OpenTarget {
     let abilities = opened.device.abilities();
-    if !abilities.is_native(RequestKind::ReadReserved) || !abilities.freshness.is_current() {
+    if !abilities.freshness.is_current() {
         return opened;
     }
-    let why = match opened.device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
-        Ok(Response::Reserved(label)) if is_out_of_sync(&label) => WhyOlder::OutOfSync,
-        // Nothing is left of it, or it cannot be read.
-        Err(error) if matches!(error.kind(), ErrorKind::Media { .. }) => WhyOlder::LabelLost,
-        _ => return opened,
-    };
+    let Some(why) = why_older_by_label(&opened.device).await else { return opened };
     let OpenTarget { device, info, held, target, is_part } = opened;
     OpenTarget { is_part, ..OpenTarget::new(&target, OutOfSync(device, why), info, held) }
+}
+
+/// Why a device may be older than what was written, by its own label.
+async fn why_older_by_label(device: &DynDevice) -> Option<WhyOlder> {
+    if !device.abilities().is_native(RequestKind::ReadReserved) {
+        return None;
+    }
+    match device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
+        Ok(Response::Reserved(label)) => is_out_of_sync(&label).then_some(WhyOlder::OutOfSync),
+        // Nothing is left of it, or it cannot be read.
+        Err(error) if matches!(error.kind(), ErrorKind::Media { .. }) => Some(WhyOlder::LabelLost),
+        _ => None,
+    }
+}
+
+/// What the label of a member says of its content while the member is open by itself.
+#[derive(Clone, Default, Debug)]
+pub struct OwnLabel(Rc<Cell<Option<WhyOlder>>>);
+
+impl OwnLabel {
+    /// What the label of this device says now.
+    pub(crate) async fn of(device: &DynDevice) -> OwnLabel {
+        OwnLabel(Rc::new(Cell::new(why_older_by_label(device).await)))
+    }
+
+    /// The label was written.
+    pub(crate) fn set(&self, label: &[u8]) {
+        self.0.set(is_out_of_sync(label).then_some(WhyOlder::OutOfSync));
+    }
+
+    /// Why the content may be older than what was written to the group, if it may.
+    pub fn why_older(&self) -> Option<WhyOlder> {
+        self.0.get()
+    }
 }
 
 /// True if a mirror label marks its own replica as not in sync. A removed replica does not count.
@@ -67,7 +101,7 @@ impl<D: Device> Device for OutOfSync<D> {
 mod tests {
     use super::*;
     use futures_util::FutureExt;
-    use sealblock_block::{DynDevice, Expectations};
+    use sealblock_block::Expectations;
     use sealblock_media_memory::MemoryDevice;
     use sealblock_units::{BlockSize, Extent};
 

@@ -17,7 +17,7 @@ use sealblock_stack::{
 use crate::cli::{Scrub, ScrubCommand, ScrubStart, Scrubbed, ServedName};
 use crate::exit::Exit;
 use crate::interrupt;
-use crate::report::{attributed, note_older, print_report, say};
+use crate::report::{attributed, note, note_lost_answers, print_report, say};
 use sealblock_server::control::client::{FoundServer, find, not_asked};
 use sealblock_server::control::protocol::{ControlCommand, TargetRef};
 use sealblock_server::status::damage::DamageStatus;
@@ -62,27 +62,26 @@ fn report(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, StackError> 
             status
         }
     };
-    Ok(exit(&status))
-}
-
-/// What is known of the target's blocks.
-fn exit(status: &ScrubStatus) -> Exit {
-    Exit::from(status.health()).unless_older(status.may_be_older.is_some())
+    Ok(Exit::from(status.health()))
 }
 
 fn print(status: &ScrubStatus, json: bool, stranger: Option<String>) -> Result<(), StackError> {
-    print_report(json, status, || attributed(&text::to_text(status), stranger))
+    print_report(json, status, || attributed(&text::to_text(status), stranger))?;
+    if let Some(why) = status.why_older() {
+        note(&format_args!("{}: blocks may be older than what was written: {why}", status.target));
+    }
+    Ok(())
 }
 
 /// Waits for the end of the run and reports what it found.
 fn wait(found: &FoundServer, first: ScrubStatus, json: bool, until: Until) -> Result<Exit, StackError> {
     match watch::wait(found, first, json, until)? {
-        Waited::Unread(status) => Ok(exit(&status)),
+        Waited::Unread(status) => Ok(Exit::from(status.health())),
         Waited::Ended(status) => {
             print(&status, json, found.stranger())?;
             // After a pause the rest is unchecked.
             let is_held = status.run.is_some() && status.health() == Health::Healthy;
-            Ok(if is_held { Exit::Incomplete } else { exit(&status) })
+            Ok(if is_held { Exit::Incomplete } else { Exit::from(status.health()) })
         }
         Waited::Interrupted(status) => {
             print_report(json, &*status, || attributed(&text::line(&status), found.stranger()))?;
@@ -152,7 +151,7 @@ fn is_here(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// The saved state of a target that no server has open. A note says whether its blocks may be older than what was written.
+/// The saved state of a target that no server has open.
 fn saved(what: &Scrubbed) -> Result<ScrubStatus, StackError> {
     const ACTION: &str = "read the scrub state";
     let target = match &what.target {
@@ -161,7 +160,7 @@ fn saved(what: &Scrubbed) -> Result<ScrubStatus, StackError> {
     };
     on_reactor(async {
         let opened = open(target, Access::ReadOlder).await?;
-        note_older(&opened);
+        note_lost_answers(&opened);
         opened.close_after(async |opened| status_of(target, opened).await).await
     })
 }

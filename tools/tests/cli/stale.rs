@@ -126,6 +126,58 @@ fn a_replica_whose_label_is_lost_may_be_older_for_readers_too() {
     place.run("zero b --range 1").fails(3, &["every copy of the label of a group is lost"]);
 }
 
+/// A replica that is out of sync and one that is in sync, each served by itself: every command says the same.
+#[test]
+fn all_commands_agree_on_whether_a_served_replica_may_be_older() {
+    let place = Place::with_runtime("syscalls");
+    place.write("data", &noise(2, 256 * BLOCK));
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    place.run("copy data a").succeeds();
+    place.run("mirror create a b --from a --no-wait").succeeds();
+    let agree = |options: &str, older: bool| {
+        let server = Server::start(&place, &format!("b --protection shown {options}"));
+        let target = server.target("b");
+        let status = if older { 4 } else { 0 };
+        let told = |command: &str| {
+            let told = place.run(command);
+            assert_eq!(told.status, status, "{options}: {command}: {}{}", told.text(), told.stderr);
+            let says = format!("{}{}", told.text(), told.stderr).contains("it is a replica that is out of sync");
+            assert!(
+                says == older || command.contains("--json"),
+                "{options}: {command}: {}{}",
+                told.text(),
+                told.stderr
+            );
+            told
+        };
+        for command in [&*format!("info {target}"), &format!("copy {target} out"), "scrub status b", "status"] {
+            told(command);
+        }
+        assert_eq!(
+            told("scrub status b --json").json()["may_be_older"],
+            if older { "out_of_sync".into() } else { Value::Null }
+        );
+        let scrubbed = told("scrub start b --wait");
+        assert!(!older || !scrubbed.text().contains("clean"), "{}", scrubbed.text());
+        assert_eq!(told("status --json").json()["servers"][0]["health"], if older { "incomplete" } else { "healthy" });
+        server
+    };
+    for options in ["--as-member", "--force-member", "--read-only --accept-older"] {
+        agree(options, true).stop().is_clean();
+    }
+    // Unserved, and after the mirror has resynced it.
+    place.run("scrub status b").ends_with(4);
+    let server = agree("--as-member", true);
+    place.run(&format!("verify mirror:a,{} --repair", server.target("b"))).succeeds();
+    place.run("scrub status b").succeeds();
+    place.run("status").succeeds();
+    server.stop().is_clean();
+    agree("--as-member", false).stop().is_clean();
+    agree("--read-only", false).stop().is_clean();
+}
+
 #[test]
 fn paths_to_two_copies_of_a_volume_are_not_one_device() {
     let place = Place::with_runtime("syscalls");

@@ -94,9 +94,15 @@ fn with_scrub<F: Future<Output = ()>>(device: Ailing, test: impl FnOnce(Rc<Scrub
         let gate = DynDevice::new("ailing", Rc::clone(&device));
         let target = "ailing".parse().unwrap();
         let attached = SharedDevice::publish(gate.clone()).attach();
-        let scrub_task =
-            ScrubTask::open(TargetLabel::of(&target), None, gate, attached, Weak::new(), EventSender::here(|_| ()))
-                .await;
+        let scrub_task = ScrubTask::open(
+            TargetLabel::of(&target),
+            None,
+            (gate, Vec::new()),
+            attached,
+            Weak::new(),
+            EventSender::here(|_| ()),
+        )
+        .await;
         scrub_task.configure(Settings::default());
         scrub_task.with_scrub(|scrub, now| scrub.start(now, None, None)).unwrap();
         test(Rc::clone(&scrub_task), device).await;
@@ -137,8 +143,15 @@ fn what_is_mended_waits_for_who_has_locked_its_blocks() {
         let gate = DynDevice::new("ailing", Rc::clone(&device));
         let shared = SharedDevice::publish(gate.clone());
         let (target, scrub_events) = ("ailing".parse().unwrap(), EventSender::here(|_| ()));
-        let scrub_task =
-            ScrubTask::open(TargetLabel::of(&target), None, gate, shared.attach(), Weak::new(), scrub_events).await;
+        let scrub_task = ScrubTask::open(
+            TargetLabel::of(&target),
+            None,
+            (gate, Vec::new()),
+            shared.attach(),
+            Weak::new(),
+            scrub_events,
+        )
+        .await;
         let host = shared.attach();
         let locked = host.lock(Extent::from_raw(300, 1).unwrap()).await;
         scrub_task.configure(Settings::default());

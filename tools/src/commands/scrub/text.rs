@@ -18,7 +18,11 @@ pub fn to_text(status: &ScrubStatus) -> String {
         text.line(format!("  suspended: {error}"));
     }
     if let Some(run) = &status.run {
-        text.line(format!("  running since {}: {}", date(run.started_unix_s), counts(run, status.checked)));
+        text.line(format!(
+            "  running since {}: {}",
+            date(run.started_unix_s),
+            counts(run, status.checked, status.why_older().is_some())
+        ));
     }
     let rate = status.rate.map(|rate| format!("at most {}/s", ByteCount::new(rate.get())));
     let every = status.every_s.map(|every| format!("every {}", span(every)));
@@ -45,7 +49,7 @@ pub fn to_text(status: &ScrubStatus) -> String {
         text.line(format!("  {made}; a scrub counts them as unrepaired"));
     }
     for run in status.runs.iter().rev() {
-        text.line(format!("  {}", past(run, status.checked)));
+        text.line(format!("  {}", past(run, status)));
     }
     if status.saved == SavedWord::InMemory {
         let why = status.saved_why.as_deref().unwrap_or("the device has no room for it");
@@ -96,7 +100,7 @@ pub fn run_text(status: &ScrubStatus) -> String {
 }
 
 /// A run that has ended.
-pub fn past(run: &RunStatus, checked: Checked) -> String {
+pub fn past(run: &RunStatus, status: &ScrubStatus) -> String {
     let result = match run.result {
         Some(ResultWord::Finished) => "finished",
         Some(ResultWord::Incomplete) => "incomplete",
@@ -105,13 +109,19 @@ pub fn past(run: &RunStatus, checked: Checked) -> String {
     };
     let took = run.ended_unix_s.map_or(0, |ended| ended.saturating_sub(run.started_unix_s));
     let from = if run.from == 0 { String::new() } else { format!(" from block {}", run.from) };
-    format!("{}: {result} after {}{from}: {}", date(run.started_unix_s), span(took), counts(run, checked))
+    format!(
+        "{}: {result} after {}{from}: {}",
+        date(run.started_unix_s),
+        span(took),
+        counts(run, status.checked, status.why_older().is_some())
+    )
 }
 
 /// What a run has met, in the words of `verify`.
-fn counts(run: &RunStatus, checked: Checked) -> String {
+fn counts(run: &RunStatus, checked: Checked, is_older: bool) -> String {
     let blocks = count(run.blocks, "block");
     let found = match (run.bad, run.unchecked, checked) {
+        (0, 0, _) if is_older => format!("{blocks}, no damage found"),
         (0, 0, Checked::Seals) => format!("{blocks}, clean"),
         (0, 0, Checked::Readability) => format!("{blocks}, readable; not every block has a seal"),
         (0, ..) => blocks,

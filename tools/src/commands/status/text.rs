@@ -161,7 +161,7 @@ fn put_scrub(lines: &mut Lines, scrub: &ScrubStatus) {
         );
     }
     for run in scrub.runs.iter().rev().take(MAX_RUNS) {
-        lines.put("", past(run, scrub.checked));
+        lines.put("", past(run, scrub));
     }
 }
 
