@@ -77,6 +77,38 @@ fn a_volume_without_its_log_is_told_by_every_command_that_reads_it_and_refused_b
     assert!(place.read("v") == before, "nothing is written");
 }
 
+/// Checksums match in a filesystem that is of an earlier day.
+#[test]
+fn a_filesystem_on_a_volume_that_may_be_older_is_not_called_clean() {
+    let place = lost();
+    let report = place.run("fs verify v --json").ends_with(4).json();
+    assert_eq!((&report["verdict"], &report["may_be_older"]), (&"incomplete".into(), &"log_lost".into()));
+    let unchecked = report["unchecked"].as_array().unwrap();
+    assert_eq!(unchecked.len(), 1, "{report}");
+    assert_eq!(unchecked[0]["reason"], "may_be_older");
+    assert!(unchecked[0]["why"].as_str().unwrap().contains(OLDER));
+    let told = place.run("fs verify v").ends_with(4).text();
+    assert!(told.contains("not checked: whether this is what was written last\nv: incomplete; "), "{told}");
+    for command in ["fs info v", "fs ls v", "fs rescue v saved", "fs get v/inline got"] {
+        assert_eq!(
+            place.run(&format!("{command} --json")).ends_with(4).json()["may_be_older"],
+            "log_lost",
+            "{command}"
+        );
+    }
+    // Twin: the same filesystem where nothing is lost.
+    let report = place.run("fs verify image --json").succeeds().json();
+    assert_eq!((&report["verdict"], &report["may_be_older"]), (&"clean".into(), &serde_json::Value::Null));
+    assert_eq!(report["unchecked"], serde_json::json!([]));
+    for command in ["fs info image", "fs ls image", "fs rescue image saved2", "fs get image/inline got2"] {
+        let report = place.run(&format!("{command} --json")).succeeds().json();
+        assert!(
+            report.as_object().unwrap().contains_key("may_be_older") && report["may_be_older"].is_null(),
+            "{command}"
+        );
+    }
+}
+
 /// Zeroes of an image are often holes, and a copy that skips holes leaves what is there.
 #[test]
 fn an_image_that_is_put_back_without_its_holes_is_read_as_of_its_day_and_may_be_older() {

@@ -74,7 +74,7 @@ pub fn get(arguments: &FsGet) -> Result<Exit, StackError> {
         extraction.copy(inode, &path).await.map_err(write_error)?;
         extraction.finish();
         if arguments.json {
-            print_json(&report(&extraction, place, &to, None))?;
+            print_json(&report(&extraction, (place, open), &to, None))?;
         } else {
             for lost in &extraction.lost {
                 note(&format_args!("{}: skipped: {}", printable(&lost.path), lost.why));

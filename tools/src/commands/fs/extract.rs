@@ -5,11 +5,11 @@ use std::io;
 use std::path::Path;
 
 use sealblock_btrfs_extract::{Extraction, Losses, Lost, Watch, WriteError, make_directory};
-use sealblock_stack::filesystem::FilesystemName;
+use sealblock_stack::filesystem::{FilesystemName, OpenFilesystem};
 use sealblock_stack::{Cause, StackError};
 use serde::Serialize;
 
-use super::place::{RootsReport, printable};
+use super::place::{RootsReport, printable, why_older};
 use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::Progress;
@@ -57,6 +57,7 @@ pub(super) struct Report {
     /// Of a rescue, what it began from.
     #[serde(skip_serializing_if = "Option::is_none")]
     roots: Option<RootsReport>,
+    may_be_older: Option<&'static str>,
     not_set: u64,
 }
 
@@ -95,7 +96,12 @@ impl From<&Lost> for LostReport {
 }
 
 /// The outcome.
-pub(super) fn report(copy: &Extraction<'_>, from: &FilesystemName, to: &Path, nameless: Option<u64>) -> Report {
+pub(super) fn report(
+    copy: &Extraction<'_>,
+    (from, open): (&FilesystemName, &OpenFilesystem),
+    to: &Path,
+    nameless: Option<u64>,
+) -> Report {
     let range = |(path, offset, bytes): &(Vec<u8>, u64, u64)| RangeReport {
         path: printable(path),
         offset: *offset,
@@ -116,6 +122,7 @@ pub(super) fn report(copy: &Extraction<'_>, from: &FilesystemName, to: &Path, na
         lost_unlisted: copy.lost_count - copy.lost.len() as u64,
         unverified,
         roots: (copy.losses() == Losses::Keep).then(|| copy.filesystem().roots().into()),
+        may_be_older: why_older(open).map(|older| older.name),
         not_set: copy.unset,
     }
 }

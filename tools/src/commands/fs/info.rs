@@ -17,7 +17,7 @@ use sealblock_stack::filesystem::FilesystemName;
 use sealblock_units::ByteCount;
 use serde::Serialize;
 
-use super::place::{RootReport, older_roots, printable, with_options};
+use super::place::{RootReport, older_roots, printable, why_older, with_options};
 use crate::cli::FsInfo;
 use crate::exit::Exit;
 use crate::report::{Lines, note, print_report};
@@ -42,6 +42,7 @@ struct Report {
     subvolumes: Vec<SubvolumeReport>,
     /// What is damaged of what was read for this.
     damage: Vec<String>,
+    may_be_older: Option<&'static str>,
     /// What could not be read for this, since no device with it is there.
     unread: Vec<String>,
 }
@@ -98,7 +99,8 @@ pub fn run(arguments: &FsInfo) -> Result<Exit, StackError> {
     }
     let options = OpenOptions { roots: RootsFrom::Best, ..OpenOptions::default() };
     with_options(name, options, async |open| {
-        let report = report(name, &open.filesystem).await;
+        let may_be_older = why_older(open).map(|older| older.name);
+        let report = Report { may_be_older, ..report(name, &open.filesystem).await };
         print_report(arguments.json, &report, || text(&report))?;
         let is_partial =
             report.devices.iter().any(|device| device.missing || device.stale) || !report.unread.is_empty();
@@ -196,6 +198,7 @@ async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Report {
         default_subvolume,
         subvolumes: told,
         damage: troubles.damage,
+        may_be_older: None,
         unread: troubles.unread,
     }
 }

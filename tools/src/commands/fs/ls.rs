@@ -12,7 +12,7 @@ use sealblock_stack::StackError;
 use sealblock_stack::filesystem::filesystem_error;
 use serde::Serialize;
 
-use super::place::{printable, resolve, with_filesystem};
+use super::place::{printable, resolve, why_older, with_filesystem};
 use crate::cli::FsLs;
 use crate::exit::Exit;
 use crate::report::{note, output_error};
@@ -80,7 +80,9 @@ pub fn run(arguments: &FsLs) -> Result<Exit, StackError> {
     with_filesystem(place, async |open| {
         let start = resolve(open, place, false).await?;
         let is_directory = start.kind == FileKind::Directory;
-        let mut listing = Listing { arguments, out: BufWriter::new(io::stdout()), entries: 0, lost: Vec::new() };
+        let may_be_older = why_older(open).map(|older| older.name);
+        let out = BufWriter::new(io::stdout());
+        let mut listing = Listing { arguments, out, entries: 0, lost: Vec::new(), may_be_older };
         listing.begin()?;
         let mut walk = Walk::new(&open.filesystem, start, arguments.recursive);
         while let Some(visit) = walk.next().await {
@@ -100,6 +102,7 @@ struct Listing<'a> {
     entries: u64,
     /// What is lost, as many as are listed.
     lost: Vec<String>,
+    may_be_older: Option<&'static str>,
 }
 
 /// Losses that a JSON object lists; all are on standard error otherwise.
@@ -174,7 +177,8 @@ impl Listing<'_> {
     fn end(mut self) -> Result<Exit, StackError> {
         if self.arguments.json {
             let lost = serde_json::to_string(&self.lost).unwrap_or_default();
-            writeln!(self.out, "],\"lost\":{lost}}}").or_else(written)?;
+            let older = serde_json::to_string(&self.may_be_older).unwrap_or_default();
+            writeln!(self.out, "],\"lost\":{lost},\"may_be_older\":{older}}}").or_else(written)?;
         }
         self.out.flush().or_else(written)?;
         Ok(if self.lost.is_empty() { Exit::Clean } else { Exit::DamageFound })

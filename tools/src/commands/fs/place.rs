@@ -5,7 +5,7 @@ use sealblock_btrfs::roots::Chosen;
 use sealblock_btrfs::{Filesystem, OpenOptions, RootSource, Roots, TreeRoot};
 use sealblock_btrfs_format::key::objectid;
 use sealblock_stack::filesystem::{FilesystemName, OpenFilesystem, Start, filesystem_error};
-use sealblock_stack::{StackError, on_reactor};
+use sealblock_stack::{OpenTarget, StackError, on_reactor};
 use serde::Serialize;
 
 use crate::exit::Exit;
@@ -30,9 +30,37 @@ pub(super) fn with_options(
         let open = name.open(options).await?;
         say_state(name, &open.filesystem);
         let older = open.targets().iter().filter(|target| note_older(target)).count();
-        let is_older = older > 0 || open.filesystem.storage().devices.may_be_older();
+        let is_older = older > 0 || superblock_text(&open.filesystem).is_some();
         Ok(open.close_after(work).await?.unless_older(is_older))
     })
+}
+
+/// Why what is read may be older than what was written.
+pub(super) struct WhyFilesOlder {
+    /// The name in JSON.
+    pub name: &'static str,
+    /// As text for people.
+    pub text: String,
+}
+
+/// Why what is read may be older than what was written, if it may.
+pub(super) fn why_older(open: &OpenFilesystem) -> Option<WhyFilesOlder> {
+    let of_target =
+        |target: &OpenTarget| Some(WhyFilesOlder { name: target.why_older()?.as_str(), text: target.older_text()? });
+    let of_filesystem = || {
+        let text = superblock_text(&open.filesystem)?;
+        Some(WhyFilesOlder { name: "superblock_lost", text })
+    };
+    open.targets().iter().find_map(of_target).or_else(of_filesystem)
+}
+
+/// That a newer superblock may be lost, if so.
+fn superblock_text(filesystem: &Filesystem) -> Option<String> {
+    let devices = &filesystem.storage().devices;
+    let generation = devices.geometry().generation;
+    devices.may_be_older().then(|| format!(
+        "files may be older than what was written: the first superblock is lost, and a copy of it, of transaction {generation}, is used"
+    ))
 }
 
 /// Reports the missing, old or unused parts of the filesystem.
@@ -71,12 +99,7 @@ fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
 fn say_superblocks(name: &str, filesystem: &Filesystem) {
     let devices = &filesystem.storage().devices;
     devices.bad_superblocks().iter().for_each(|copy| note(&format_args!("{name}: superblock: {copy}")));
-    if devices.may_be_older() {
-        let generation = devices.geometry().generation;
-        note(&format_args!(
-            "{name}: files may be older than what was written: the first superblock is lost, and a copy of it, of transaction {generation}, is used"
-        ));
-    }
+    superblock_text(filesystem).iter().for_each(|text| note(&format_args!("{name}: {text}")));
 }
 
 /// What is to be said of roots that are not the newest ones: that these are lost, and what is begun from instead.

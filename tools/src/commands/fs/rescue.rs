@@ -48,7 +48,7 @@ pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
         };
         extraction.finish();
         if arguments.json {
-            print_json(&report(&extraction, place, &arguments.to, Some(nameless)))?;
+            print_json(&report(&extraction, (place, open), &arguments.to, Some(nameless)))?;
         } else {
             for lost in &extraction.lost {
                 let range = lost.range.map_or(String::new(), |(at, bytes)| format!(" bytes {at}..{}", at + bytes - 1));

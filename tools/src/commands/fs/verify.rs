@@ -13,7 +13,7 @@ use sealblock_stack::quantity::Rate;
 use sealblock_stack::{Cause, StackError};
 use sealblock_units::ByteCount;
 
-use super::place::{resolve, with_filesystem};
+use super::place::{resolve, why_older, with_filesystem};
 use super::verify_report::{Outcome, lines, summary};
 use crate::cli::{self, FsVerify};
 use crate::exit::Exit;
@@ -61,7 +61,8 @@ async fn check(arguments: &FsVerify, open: &OpenFilesystem) -> Result<Outcome, S
     })?;
     let devices = filesystem.storage().devices.iter();
     let names = devices.map(|(devid, device)| (devid, device.name.clone())).collect();
-    Ok(Outcome { target: place.to_string(), report, names, elapsed: started.elapsed() })
+    let older = why_older(open);
+    Ok(Outcome { target: place.to_string(), report, older, names, elapsed: started.elapsed() })
 }
 
 /// Prints the outcome.

@@ -9,7 +9,7 @@ use sealblock_btrfs::{BadCopy, CopyFault, Place};
 use sealblock_btrfs_format::refusal::Rule;
 use serde::Serialize;
 
-use super::place::printable;
+use super::place::{WhyFilesOlder, printable};
 use crate::exit::Exit;
 use crate::interrupt;
 
@@ -19,6 +19,8 @@ pub(super) struct Outcome {
     pub target: String,
     /// What was found.
     pub report: Report,
+    /// Why all of it may be older than what was written, which no checksum shows.
+    pub older: Option<WhyFilesOlder>,
     /// The targets of the devices, by their numbers.
     pub names: BTreeMap<u64, String>,
     /// How long it took.
@@ -37,6 +39,7 @@ pub(super) struct JsonReport {
     errors: Vec<JsonError>,
     errors_unlisted: u64,
     unchecked: Vec<JsonUnchecked>,
+    may_be_older: Option<&'static str>,
     interrupted: bool,
 }
 
@@ -89,7 +92,7 @@ impl Outcome {
     pub fn exit(&self) -> Exit {
         match self.report.verdict() {
             _ if interrupt::came() && self.report.unchecked.contains_key(&WhyUnchecked::Stopped) => Exit::Interrupted,
-            Verdict::Clean => Exit::Clean,
+            Verdict::Clean => Exit::Clean.unless_older(self.older.is_some()),
             Verdict::Incomplete => Exit::Incomplete,
             Verdict::Damaged => Exit::DamageFound,
         }
@@ -97,7 +100,8 @@ impl Outcome {
 
     fn verdict(&self) -> &'static str {
         match self.report.verdict() {
-            Verdict::Clean => "clean",
+            Verdict::Clean if self.older.is_none() => "clean",
+            Verdict::Clean => "incomplete",
             Verdict::Incomplete => "incomplete",
             Verdict::Damaged => "damaged",
         }
@@ -111,6 +115,9 @@ impl Outcome {
             bytes: *bytes,
             why: why.to_string(),
         });
+        // Every copy was checked against its checksum, and none is known to be the last that was written.
+        let older =
+            self.older.iter().map(|older| JsonUnchecked { reason: "may_be_older", bytes: 0, why: older.text.clone() });
         JsonReport {
             target: self.target.clone(),
             nodes_verified: report.nodes_verified,
@@ -121,7 +128,8 @@ impl Outcome {
             verdict: self.verdict(),
             errors: report.findings.iter().map(|finding| self.error(finding)).collect(),
             errors_unlisted: report.damage_count - report.findings.len() as u64,
-            unchecked: unchecked.collect(),
+            unchecked: unchecked.chain(older).collect(),
+            may_be_older: self.older.as_ref().map(|older| older.name),
             interrupted: report.unchecked.contains_key(&WhyUnchecked::Stopped),
         }
     }
@@ -300,6 +308,9 @@ pub(super) fn summary(outcome: &Outcome) -> String {
     for (why, bytes) in &report.unchecked {
         let bytes = if *bytes > 0 { format!(" ({})", HumanBytes(*bytes)) } else { String::new() };
         text += &format!("not checked{bytes}: {why}\n");
+    }
+    if outcome.older.is_some() {
+        text += "not checked: whether this is what was written last\n";
     }
     let verdict = match report.damage_count {
         0 => outcome.verdict().to_owned(),
