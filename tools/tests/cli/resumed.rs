@@ -99,6 +99,20 @@ fn a_killed_verify_goes_on_behind_what_it_saved_and_says_so() {
     assert!(!place.path("r.lock").exists() && !place.path("r").exists(), "nothing is left of a run that was reported");
 }
 
+#[test]
+fn a_verify_of_what_was_resized_meanwhile_starts_over_and_says_what_was_damaged() {
+    let place = damaged(&[3]);
+    cut_off(&place, "KILL");
+    place.run("resize v --size 20MiB").succeeds();
+    // A part of the blocks that are there now is another request.
+    place.run("verify v --resume r --range 0..9").fails(2, &["--range 0..4095"]);
+    let answer = place.run("verify v --resume r");
+    answer.ends_with(1).says(&["block 3: guard: "]);
+    let why = "the target had 4096 blocks of 4096 bytes, and has 5120 of 4096; damaged before: blocks 3";
+    assert!(answer.stderr.contains(why), "{}", answer.stderr);
+    assert!(!place.path("r").exists(), "it was reported");
+}
+
 /// What was verified counts only of what is there: a write, another replica, another file start a run over.
 #[test]
 fn a_verify_of_what_was_changed_meanwhile_starts_over_and_says_so() {

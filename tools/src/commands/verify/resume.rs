@@ -96,7 +96,7 @@ impl ResumeFile {
                 return Err(refused(cause, &self.path, why).advise(anew));
             }
         };
-        if let Some((cause, why)) = other_run(&record, &asked) {
+        if let Some((cause, why)) = other_run(&record, &asked, identity.blocks) {
             return Err(refused(cause, &self.path, why).advise(anew));
         }
         let unknown = || {
@@ -176,13 +176,15 @@ impl Drop for LockFile {
     }
 }
 
-/// Why the run of a record is not the one that is asked for now.
-fn other_run(record: &Record, asked: &Asked) -> Option<(Cause, String)> {
+/// Why the run of a record is not the one that is asked for now, of a target of so many blocks. A range up to the last block is the same
+/// one of a target that has another size now.
+fn other_run(record: &Record, asked: &Asked, blocks: u64) -> Option<(Cause, String)> {
     let was = &record.asked;
     if was.target != asked.target {
         return Some((Cause::Usage, format!("it is of the target {}", was.target.escape_debug())));
     }
-    if (was.first, was.last) != (asked.first, asked.last) {
+    let are_to_the_end = was.last + 1 == record.identity.blocks && asked.last + 1 == blocks;
+    if was.first != asked.first || was.last != asked.last && !are_to_the_end {
         return Some((Cause::Usage, format!("it is of --range {}..{}", was.first, was.last)));
     }
     if was.mode != asked.mode {
@@ -351,7 +353,7 @@ mod tests {
     #[test]
     fn a_record_of_another_run_is_refused_and_of_the_same_one_taken() {
         let record = Record::new(asked(), identity());
-        assert_eq!((other_run(&record, &asked()), changed(&record, &identity())), (None, None));
+        assert_eq!((other_run(&record, &asked(), 10), changed(&record, &identity())), (None, None));
         for (asked, word) in [
             (Asked { target: "w".to_owned(), ..asked() }, "target v"),
             (Asked { first: 1, ..asked() }, "--range 0..9"),
@@ -359,9 +361,17 @@ mod tests {
             (Asked { mode: "emulate".to_owned(), ..asked() }, "--mode auto"),
             (Asked { repair: true, ..asked() }, "without --repair"),
         ] {
-            let (cause, why) = other_run(&record, &asked).unwrap();
+            let (cause, why) = other_run(&record, &asked, 10).unwrap();
             assert!(cause == Cause::Usage && why.contains(word), "{why}");
         }
+        // All blocks of a target that was resized since are all blocks, and so is the rest from a block on.
+        assert_eq!(other_run(&record, &Asked { last: 19, ..asked() }, 20), None);
+        assert!(other_run(&record, &Asked { last: 18, ..asked() }, 20).is_some());
+        assert!(other_run(&record, &Asked { first: 1, last: 19, ..asked() }, 20).is_some());
+        let rest = Record::new(Asked { first: 4, ..asked() }, identity());
+        assert_eq!(other_run(&rest, &Asked { first: 4, last: 6, ..asked() }, 7), None);
+        let part = Record::new(Asked { last: 8, ..asked() }, identity());
+        assert!(other_run(&part, &Asked { last: 19, ..asked() }, 20).is_some());
     }
 
     #[test]
