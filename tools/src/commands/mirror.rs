@@ -38,6 +38,7 @@ pub fn run(arguments: &Mirror) -> Result<Exit, StackError> {
         MirrorCommand::Create(create) => make(create),
         MirrorCommand::Add(add) => {
             let server = server_to_change(&add.target, add.control.as_deref())?;
+            check_names("add a replica", &[add.replica.clone()])?;
             let is_mirror = matches!(add.target, TargetName::Group { .. }) || server.is_some();
             if !is_mirror {
                 let replicas = vec![add.target.clone(), add.replica.clone()];
@@ -54,6 +55,7 @@ pub fn run(arguments: &Mirror) -> Result<Exit, StackError> {
         MirrorCommand::AcceptStale(accept) => accept_stale(accept),
         MirrorCommand::Replace(replace) => {
             let server = server_to_change(&replace.target, replace.control.as_deref())?;
+            check_names("replace a replica", replace.new.as_slice())?;
             let new = replace.new.as_ref().map(|new| name_for(new, server.as_ref())).transpose()?;
             change(&replace.target, server, Change::Replace { old: &replace.old, new, force: replace.force })
         }
@@ -145,6 +147,7 @@ impl Holder {
 /// Creates a mirror, and waits for its first resync.
 fn make(arguments: &MirrorCreate) -> Result<Exit, StackError> {
     let target = TargetName::Group { kind: GroupKind::Mirror, members: arguments.replicas.clone() };
+    check_names("create a mirror", &arguments.replicas)?;
     let from = match &arguments.from {
         Some(from) => Some(arguments.replicas.iter().position(|replica| replica == from).ok_or_else(|| {
             StackError::new(Cause::Usage, "create a mirror", format!("{from} is not one of its devices")).on(&target)
@@ -160,8 +163,26 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, StackError> {
             .await
     })?;
     say(&to_text(&status))?;
-    say(&format!("{:<16}{target}", "use it as"))?;
+    say(&format!("{:<16}{}", "use it as", shell_word(&target)))?;
     Ok(exit_of_change(&status))
+}
+
+/// Refuses replicas that no name of a mirror can have.
+///
+/// # Errors
+/// Which one, and why.
+fn check_names(doing: &str, replicas: &[TargetName]) -> Result<(), StackError> {
+    for replica in replicas {
+        let group = TargetName::Group { kind: GroupKind::Mirror, members: vec![replica.clone(), replica.clone()] };
+        let why = match group.to_string().parse::<TargetName>() {
+            Ok(parsed) if parsed == group => continue,
+            Ok(_) => "it means something else there".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let refused = StackError::new(Cause::Usage, doing, format!("its name cannot be in that of a mirror: {why}"));
+        return Err(refused.on(replica).advise("rename it, or use a link with another name"));
+    }
+    Ok(())
 }
 
 /// The exit status of a change that was made: blocks that are lost on a replica are damage, and a resync that is left to later is not.

@@ -9,6 +9,30 @@ use std::time::{Duration, Instant};
 use crate::common::server::Server;
 use crate::common::{Answer, BLOCK, Place, answer_of, filled, noise, verify};
 
+/// A mirror that no name opens is not created; and the name that is shown is one word of a shell.
+#[test]
+fn a_new_mirror_has_a_name_that_opens_it() {
+    let place = Place::with_runtime("syscalls");
+    for name in ["[z", "[z2", "a$b", "a", "b"] {
+        place.run(&format!("create ./{name} --size 1MiB")).succeeds();
+    }
+    let before = (place.read("[z"), place.read("a"));
+    for command in ["mirror create ./[z ./[z2", "mirror create a ./[z", "mirror add ./[z ./[z2"] {
+        place.run(command).fails(2, &["its name cannot be in that of a mirror", "'[' is not closed", "rename it"]);
+    }
+    assert!((place.read("[z"), place.read("a")) == before, "nothing was written");
+    place.run("mirror create ./a$b a").succeeds().says(&["use it as       'mirror:./a$b,a'"]);
+    place.run("mirror status mirror:./a$b,a").succeeds();
+    for command in ["mirror add mirror:./a$b,a ./[z", "mirror replace mirror:./a$b,a a ./[z"] {
+        place.run(command).fails(2, &["its name cannot be in that of a mirror"]);
+    }
+    std::fs::rename(place.path("a$b"), place.path("c")).unwrap();
+    place.run("mirror create c a --force").succeeds();
+    place.run("mirror create b ./[z").fails(2, &["rename it"]);
+    std::fs::rename(place.path("[z"), place.path("z")).unwrap();
+    place.run("mirror create b z").succeeds().says(&["use it as       mirror:b,z"]);
+}
+
 #[test]
 fn a_replica_that_was_offline_is_resynced_and_not_read_before() {
     let place = Place::with_runtime("syscalls");
