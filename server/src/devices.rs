@@ -278,7 +278,12 @@ async fn open_accepted(plan: &NamespacePlan) -> Result<OpenTarget, StackError> {
             open_for(target, plan.access_to_older(), plan.usage).await
         }
         Err(failure) if failure.cause() == Cause::Older => {
-            Err(failure.advise("`sealblock rescue`; to serve it as it is, --accept-older or `accept_older = true`"))
+            let otherwise = match (target.path(), failure.advice()) {
+                (None, Some(advice)) => advice.to_owned(),
+                _ => "`sealblock rescue`".to_owned(),
+            };
+            let advice = format!("{otherwise}; to serve it as it is, --accept-older or `accept_older = true`");
+            Err(failure.advise(advice))
         }
         opened => opened,
     }

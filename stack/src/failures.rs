@@ -11,6 +11,9 @@ use crate::kernel::holder::{in_use, in_use_below};
 pub(crate) const OLDER: &str =
     "use `sealblock copy` or `rescue` to copy the blocks as they are, or another copy of the data";
 
+/// The same for a target that is no volume by itself, which `rescue` does not take.
+pub(crate) const OLDER_GROUP: &str = "use `sealblock copy` to copy the blocks as they are, or another copy of the data";
+
 /// What to try where a block can be read once replicas were compared.
 const SETTLE: &str = "`sealblock verify MIRROR --repair` compares the replicas";
 

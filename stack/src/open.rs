@@ -14,7 +14,7 @@ use sealblock_media_null::NullDevice;
 use sealblock_units::{BlockSize, ByteCount};
 
 use crate::error::{Cause, StackError};
-use crate::failures::device_error;
+use crate::failures::{OLDER_GROUP, device_error};
 use crate::groups::membership::guard;
 use crate::groups::mirror::MirrorOptions;
 use crate::groups::{mirror, multipath, stripe};
@@ -77,6 +77,7 @@ async fn check_fresh(opened: OpenTarget, access: Access) -> Result<OpenTarget, S
     match opened.device.abilities().freshness {
         Freshness::MayBeOlder(why) if !access.accepts_older() => {
             let refused = device_error("open", &ErrorKind::MayBeOlder(why).into()).on(opened.target()).lasting();
+            let refused = refused.advise_if(opened.target().path().is_none().then_some(OLDER_GROUP));
             opened.close(Err(refused)).await
         }
         _ => Ok(opened),

@@ -426,7 +426,10 @@ fn older_content_beside_a_lost_label_is_never_served_in_silence() {
         let json = place.run(&format!("info {target} --json")).ends_with(4).json();
         assert_eq!(json["may_be_older"], "label_lost");
         place.run(&format!("zero {target} --range 0")).fails(3, &["may be older", "--force"]);
-        place.run(&format!("serve {target} --listen 127.0.0.1:0")).fails(3, &["may be older"]);
+        let advice = format!("mirror replace {target} a --force");
+        let refused = place.run(&format!("serve {target} --listen 127.0.0.1:0"));
+        refused.fails(3, &["may be older", &advice, "--accept-older"]);
+        assert!(!refused.stderr.contains("rescue"), "{}", refused.stderr);
     }
     assert!(place.read("out") == older);
     // The newer content is there to be copied.
