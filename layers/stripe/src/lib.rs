@@ -155,6 +155,13 @@ impl<D: Device> StripeLayer<D> {
         matches!(refusal, Foreign { .. } | Count { .. } | Order(_) | Chunk { .. } | Shape { .. }).then_some(refusal)
     }
 
+    /// The contradiction between labels of the devices below the members and this stripe, if any, where layers hide labels: another
+    /// number, order or chunk size, or another stripe. A member may be a part of its device, so shapes are not compared.
+    pub fn contradiction_below(&self, labels: &[Option<label::Label>]) -> Option<AssembleError> {
+        let chunk = ByteCount::new(self.merger.stripe_map.chunk() << self.merger.size.shift());
+        members::check_arrangement(labels, chunk).err()
+    }
+
     /// Reads or writes the label of a group that this stripe is a member of. It is stored with the first member's
     /// label, if that has one, and the other members count its writes.
     async fn group_label_request(&self, request: Request) -> Outcome {

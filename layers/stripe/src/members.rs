@@ -209,8 +209,20 @@ fn check_labels(
     assembly: &Assembly,
     block_size: BlockSize,
 ) -> Result<(), AssembleError> {
-    let first = most_agreed(labels).unwrap_or(first);
-    let Some(first_label) = &labels[first] else { return Ok(()) };
+    check_arrangement(labels, assembly.chunk)?;
+    let Some(first_label) = &labels[most_agreed(labels).unwrap_or(first)] else { return Ok(()) };
+    if first_label.capacity_blocks != assembly.capacity_blocks || first_label.block_size != block_size {
+        return Err(AssembleError::Shape { actual: first_label.capacity_blocks, made: assembly.capacity_blocks });
+    }
+    Ok(())
+}
+
+/// Checks the labels against each other, the order of the devices, and the chunk size.
+pub(crate) fn check_arrangement(labels: &[Option<Label>], chunk: ByteCount) -> Result<(), AssembleError> {
+    let Some((first, first_label)) = most_agreed(labels).and_then(|first| Some((first, labels[first].as_ref()?)))
+    else {
+        return Ok(());
+    };
     let labelled = || labels.iter().enumerate().filter_map(|(member, label)| Some((member, label.as_ref()?)));
     if let Some((member, _)) = labelled().find(|(_, label)| !label.agrees(first_label)) {
         return Err(AssembleError::Foreign { member, first });
@@ -221,11 +233,8 @@ fn check_labels(
     if labelled().any(|(member, label)| label.own_index != member) {
         return Err(AssembleError::Order(labelled().map(|(_, label)| label.own_index).collect()));
     }
-    if first_label.chunk != assembly.chunk {
-        return Err(AssembleError::Chunk { actual: first_label.chunk, expected: assembly.chunk });
-    }
-    if first_label.capacity_blocks != assembly.capacity_blocks || first_label.block_size != block_size {
-        return Err(AssembleError::Shape { actual: first_label.capacity_blocks, made: assembly.capacity_blocks });
+    if first_label.chunk != chunk {
+        return Err(AssembleError::Chunk { actual: first_label.chunk, expected: chunk });
     }
     Ok(())
 }

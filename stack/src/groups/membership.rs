@@ -21,7 +21,7 @@ use crate::identity::uuid_text;
 use crate::opened::OpenTarget;
 use crate::opened::held::Usage;
 use crate::opened::info::TargetInfo;
-use crate::opened::out_of_sync::OwnLabel;
+use crate::opened::out_of_sync::{OwnLabel, note_stripe_label};
 use crate::program::note;
 
 /// The group in the label of a member.
@@ -89,7 +89,7 @@ impl Membership {
 ///
 /// # Errors
 /// If it is a member of a group and `--force-member` is not given; it is closed then. If its label cannot be read or marked.
-pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget, StackError> {
+pub(crate) async fn guard(mut opened: OpenTarget, usage: Usage) -> Result<OpenTarget, StackError> {
     if matches!(usage, Usage::Unchanged | Usage::Member)
         || !opened.device.abilities().is_native(RequestKind::ReadReserved)
     {
@@ -99,6 +99,9 @@ pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget
         Ok(membership) => membership,
         Err(failure) => return opened.close(Err(failure)).await,
     };
+    if membership.is_some() {
+        note_stripe_label(&mut opened).await;
+    }
     match (membership, usage) {
         (_, Usage::AsMember) => Ok(single(opened, false).await),
         (None, _) => Ok(opened),

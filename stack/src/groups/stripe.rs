@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
+use sealblock_layers_stripe::label::Label;
 use sealblock_layers_stripe::{AssembleError, CHUNK, StripeLayer};
 use sealblock_units::ByteCount;
 
-use crate::error::{Cause, StackError};
+use crate::error::{Cause, StackError, shell_word};
 use crate::identity::new_uuid;
 use crate::opened::closing::CloseLimit;
 use crate::opened::damage_view::DamageView;
@@ -41,11 +42,17 @@ pub(crate) async fn open(
         let device = StripeLayer::new(devices, chunk.unwrap_or(CHUNK))
             .map_err(|error| StackError::new(Cause::Unsuitable, "open", error).on(target))?;
         match labelled {
-            true => device.labelled(new_uuid()?, access.writes()).await.map_err(|error| assemble_error(&error, target)),
+            true => {
+                let device = device.labelled(new_uuid()?, access.writes()).await;
+                device.map_err(|error| assemble_error(&error, target, true))
+            }
             // Labels that are there are believed, also by who does not ask for them.
             false => match device.contradiction().await {
-                Some(refusal) => Err(assemble_error(&refusal, target)),
-                None => Ok(device),
+                Some(refusal) => Err(assemble_error(&refusal, target, true)),
+                None => match device.contradiction_below(&labels_below(&info)) {
+                    Some(refusal) => Err(assemble_error(&refusal, target, false)),
+                    None => Ok(device),
+                },
             },
         }
     };
@@ -101,22 +108,27 @@ async fn all_or_none(members: Vec<Result<OpenTarget, StackError>>) -> Result<Vec
     Err(failure)
 }
 
-/// Why the members are not one stripe, with the target name that is.
-fn assemble_error(refusal: &AssembleError, target: &TargetName) -> StackError {
+/// The label of the device below each member, which the member's own layers may hide.
+fn labels_below(members: &[TargetInfo]) -> Vec<Option<Label>> {
+    members.iter().map(|member| member.stripe_label_below().cloned()).collect()
+}
+
+/// Why the members are not one stripe, with the target name that is; one without labels where the members do not show theirs.
+fn assemble_error(refusal: &AssembleError, target: &TargetName, show_labels: bool) -> StackError {
     let TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, members } = target else {
         return StackError::new(Cause::Unsuitable, "open", refusal).on(target);
     };
-    let group = |chunk, labelled, members| TargetName::Group { kind: GroupKind::Stripe { chunk, labelled }, members };
+    let group = |chunk, labelled, members| {
+        shell_word(TargetName::Group { kind: GroupKind::Stripe { chunk, labelled }, members })
+    };
     let unlabelled = || format!("use {} to trust this order and chunk size", group(*chunk, false, members.clone()));
     let (cause, advice) = match refusal {
         AssembleError::Many | AssembleError::NoRoom(_) | AssembleError::Unlabelled(_) => (Cause::Refused, unlabelled()),
         AssembleError::Order(own) => match in_order(members, own) {
-            Some(members) => (Cause::Refused, group(*chunk, true, members).to_string()),
+            Some(members) => (Cause::Refused, group(*chunk, show_labels, members)),
             None => (Cause::Refused, "give each member of the stripe once".to_owned()),
         },
-        AssembleError::Chunk { actual, .. } => {
-            (Cause::Refused, group(Some(*actual), true, members.clone()).to_string())
-        }
+        AssembleError::Chunk { actual, .. } => (Cause::Refused, group(Some(*actual), show_labels, members.clone())),
         AssembleError::Foreign { .. } | AssembleError::OtherGroup(_) | AssembleError::NoLabel(_) => {
             (Cause::Refused, "give the members of one stripe".to_owned())
         }

@@ -9,6 +9,7 @@ use std::time::UNIX_EPOCH;
 
 use sealblock_integrity::PiFormat;
 use sealblock_layers_multipath::PathMonitor;
+use sealblock_layers_stripe::label::Label as StripeLabel;
 use sealblock_media_file::{Backing, FileInfo as FileDescription, open_files};
 use sealblock_media_linux::{NvmeInfo, ScsiInfo, TagProfile};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
@@ -91,6 +92,8 @@ pub struct TargetInfo {
     pub mirror: Option<Rc<OpenMirror>>,
     /// What its label says, if it is a member that is open for writing by itself.
     pub(crate) own_label: Option<OwnLabel>,
+    /// The label of the stripe that it is a member of, if it is open outside of it.
+    pub(crate) stripe_label: Option<Box<StripeLabel>>,
     /// The bad blocks that are known of the devices at the bottom, in its own addresses.
     pub damage: DamageView,
     /// The devices under it, if it is a layer, in order. Paths that could not be opened are left out.
@@ -112,7 +115,8 @@ impl TargetInfo {
 
     /// Only a kind.
     pub fn plain(kind: &'static str) -> TargetInfo {
-        let (drive, paths, mirror, own_label, inner) = (None, None, None, None, Vec::new());
+        let (drive, paths, mirror, inner) = (None, None, None, Vec::new());
+        let (own_label, stripe_label) = (None, None);
         let (volume, file, tags, remote, namespace, export, connection) = (None, None, None, None, None, None, None);
         let damage = DamageView::all(Vec::new());
         TargetInfo {
@@ -128,6 +132,7 @@ impl TargetInfo {
             paths,
             mirror,
             own_label,
+            stripe_label,
             damage,
             inner,
         }
@@ -205,6 +210,13 @@ impl TargetInfo {
     /// This and all devices under it.
     pub fn all(&self) -> Vec<&TargetInfo> {
         std::iter::once(self).chain(self.inner.iter().flat_map(TargetInfo::all)).collect()
+    }
+
+    /// The label of the stripe that the device belongs to which this is, or is a part of or a path to, whichever layers hide it.
+    pub(crate) fn stripe_label_below(&self) -> Option<&StripeLabel> {
+        let is_one_device = matches!(self.kind, "offset" | "fault" | "multipath");
+        let below = || self.inner.first().filter(|_| is_one_device).and_then(TargetInfo::stripe_label_below);
+        self.stripe_label.as_deref().or_else(below)
     }
 
     /// The labels of members in it that are open for writing by themselves.

@@ -9,35 +9,63 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use sealblock_block::{
-    Abilities, Device, DynDevice, ErrorKind, Freshness, Geometry, Outcome, Request, RequestKind, ReservedArea,
+    Abilities, Device, DynDevice, Error, ErrorKind, Freshness, Geometry, Outcome, Request, RequestKind, ReservedArea,
     Response, Unchecked, WhyOlder,
 };
 use sealblock_layers_mirror::label::{Label, ReplicaState};
+use sealblock_layers_stripe::label::Label as StripeLabel;
+use sealblock_runtime_memory::Slice;
 
+use crate::identity::uuid_text;
 use crate::opened::OpenTarget;
 
 /// The same target, which says that it may be older than what was written if its label does, or if it had one that is lost.
-pub(crate) async fn mark(opened: OpenTarget) -> OpenTarget {
-    let abilities = opened.device.abilities();
-    if !abilities.freshness.is_current() {
+pub(crate) async fn mark(mut opened: OpenTarget) -> OpenTarget {
+    let Some(label) = read_label(&opened.device).await else { return opened };
+    opened.info.stripe_label = label.as_ref().ok().and_then(|label| stripe_label(label));
+    if !opened.device.abilities().freshness.is_current() {
         return opened;
     }
-    let Some(why) = why_older_by_label(&opened.device).await else { return opened };
+    let Some(why) = why_older_by(&label) else { return opened };
     let OpenTarget { device, info, held, target, is_part } = opened;
     OpenTarget { is_part, ..OpenTarget::new(&target, OutOfSync(device, why), info, held) }
 }
 
 /// Why a device may be older than what was written, by its own label.
 async fn why_older_by_label(device: &DynDevice) -> Option<WhyOlder> {
+    why_older_by(read_label(device).await.as_ref()?)
+}
+
+fn why_older_by(label: &Result<Slice, Error>) -> Option<WhyOlder> {
+    match label {
+        Ok(label) => is_out_of_sync(label).then_some(WhyOlder::OutOfSync),
+        // Nothing is left of it, or it cannot be read.
+        Err(error) if matches!(error.kind(), ErrorKind::Media { .. }) => Some(WhyOlder::LabelLost),
+        Err(_) => None,
+    }
+}
+
+/// Reads the label of a device; `None` if it has no room for one.
+async fn read_label(device: &DynDevice) -> Option<Result<Slice, Error>> {
     if !device.abilities().is_native(RequestKind::ReadReserved) {
         return None;
     }
     match device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
-        Ok(Response::Reserved(label)) => is_out_of_sync(&label).then_some(WhyOlder::OutOfSync),
-        // Nothing is left of it, or it cannot be read.
-        Err(error) if matches!(error.kind(), ErrorKind::Media { .. }) => Some(WhyOlder::LabelLost),
-        _ => None,
+        Ok(Response::Reserved(label)) => Some(Ok(label)),
+        Ok(_) => None,
+        Err(error) => Some(Err(error)),
     }
+}
+
+/// Notes the label of a stripe on a device, if it has one: layers above may hide it.
+pub(crate) async fn note_stripe_label(opened: &mut OpenTarget) {
+    if let Some(Ok(label)) = read_label(&opened.device).await {
+        opened.info.stripe_label = stripe_label(&label);
+    }
+}
+
+fn stripe_label(label: &[u8]) -> Option<Box<StripeLabel>> {
+    StripeLabel::decode(label).ok().flatten().map(Box::new)
 }
 
 /// What the label of a member says of its content while the member is open by itself.
@@ -58,6 +86,21 @@ impl OwnLabel {
     /// Why the content may be older than what was written to the group, if it may.
     pub fn why_older(&self) -> Option<WhyOlder> {
         self.0.get()
+    }
+}
+
+/// Why the content of a device that is made the source of a mirror may be older than what was written, by its own label, as text.
+pub(crate) async fn doubt_by_label(device: &DynDevice) -> Option<String> {
+    match read_label(device).await? {
+        Ok(bytes) => match Label::decode(&bytes) {
+            Ok(Some(label)) if is_out_of_sync(&bytes) => {
+                let (state, uuid) = (label.replicas[label.own_index].state, uuid_text(&label.uuid));
+                let state = state.as_str().replace('_', " ");
+                Some(format!("its label marked it as {state}, as a replica of mirror {uuid}"))
+            }
+            _ => None,
+        },
+        Err(_) => why_older_by_label(device).await.map(|why| why.to_string()),
     }
 }
 

@@ -99,6 +99,48 @@ fn members_without_labels_are_a_stripe_only_by_stripe_nolabel() {
     place.run("info stripe-4KiB-nolabel:raw:f,raw:g").succeeds();
 }
 
+/// The layers hide the labels from the stripe, as they do from who writes to a member.
+#[test]
+fn labels_below_other_layers_are_believed_by_stripe_nolabel_too() {
+    let (place, data) = (Place::new(), noise(3, 1 << 20));
+    for member in ["a", "b", "c", "d"] {
+        place.run(&format!("create {member} --size 512KiB")).succeeds();
+    }
+    place.write("data", &data);
+    place.run("copy data stripe:a,b").succeeds();
+    let order = "another order";
+    for (target, why) in [
+        ("stripe-nolabel:[multipath:b,b],a", order),
+        ("stripe-nolabel:b,[multipath:a,a]", order),
+        ("stripe-nolabel:[multipath:b,b],[multipath:a,a]", order),
+        ("stripe-nolabel:[offset:0..,b],[offset:0..,a]", order),
+        ("stripe-nolabel:[offset:16..,b],[offset:16..,a]", order),
+        ("stripe-nolabel:[fault:[flush-error%1],offset:0..,b],a", order),
+        ("stripe-16KiB-nolabel:[multipath:a,a],[multipath:b,b]", "chunks of 64 KiB"),
+        ("stripe-nolabel:[offset:0..,a],b,c", "has 2 members, and 3 are given"),
+    ] {
+        for command in ["copy", "verify"] {
+            let command = format!("{command} {target}{}", if command == "copy" { " out" } else { "" });
+            place.run(&command).fails(3, &[why]);
+        }
+    }
+    let refused = place.run("verify stripe-nolabel:[multipath:b,b],a");
+    assert!(refused.stderr.contains("try: 'stripe-nolabel:a,[multipath:b,b]'"), "{}", refused.stderr);
+    for target in ["stripe-nolabel:a,[multipath:b,b]", "stripe-nolabel:[offset:0..,a],[offset:0..,b]"] {
+        assert!(place.blocks(target, 0, 255) == data, "{target}");
+        place.run(&format!("verify {target}")).succeeds();
+        place.run(&format!("zero {target} --range 0")).fails(3, &["member"]);
+    }
+    let server = Server::start(&place, "a b --protection shown --as-member");
+    let (a, b) = (server.target("a"), server.target("b"));
+    place.run(&format!("verify stripe-nolabel:[multipath:{b},{b}],{a}")).fails(3, &[order]);
+    place.run(&format!("verify stripe-nolabel:[multipath:{a},{a}],{b}")).succeeds();
+    server.stop().is_clean();
+    // Members without labels have no order to be wrong.
+    place.run("copy data stripe-nolabel:c,d").succeeds();
+    place.run("verify stripe-nolabel:[multipath:d,d],c").succeeds();
+}
+
 #[test]
 fn labels_that_are_there_are_believed_by_stripe_nolabel_too() {
     let (place, data) = (Place::new(), noise(4, 1 << 20));
