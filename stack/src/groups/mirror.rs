@@ -17,6 +17,7 @@ use crate::failures::device_error;
 use crate::identity::new_uuid;
 use crate::opened::held::{Access, CloseHandle, Usage};
 use crate::opened::info::TargetInfo;
+use crate::opened::out_of_sync::doubt_by_label;
 use crate::opened::same_remote::refuse_shared;
 use crate::opened::target_identity::opening_order;
 use crate::opened::{OpenTarget, Opener};
@@ -166,7 +167,9 @@ async fn create_of(
     for number in opening_order(replicas.iter().map(|replica| &replica.target)) {
         opened.insert(number, open_first(&replicas[number], opener).await?);
     }
+    let mut doubts = Vec::new();
     for (number, (stack, of)) in opened {
+        doubts.extend(doubt_by_label(&stack).await.map(|doubt| (replicas[number].name.clone(), doubt)));
         info.push(of);
         sources.push(replicas[number].source(Ok(stack)));
     }
@@ -175,11 +178,25 @@ async fn create_of(
     let options = CreateOptions { random: new_uuid()?, name, from, force };
     let opened = sealblock_layers_mirror::create(sources, ReactorClock, options).await;
     let opened = opened.map_err(|error| replica_error(&error).on(target))?;
+    doubts.retain(|(name, _)| from.is_none_or(|from| replicas[from].name == *name));
+    note_doubts(&opened.mirror.describe(), &doubts);
     if answered_on(replicas)[from.unwrap_or(0)] == Answered::MayBeLost {
         let said = opened.mirror.say_lost().await;
         said.map_err(|error| device_error("record lost writes", &error).on(target))?;
     }
     Ok(held(target, replicas, info, opened, opener))
+}
+
+/// Reports that the content of a new mirror may be older than what was written, by the label that its source had.
+fn note_doubts(mirror: &MirrorInfo, doubts: &[(String, String)]) {
+    let is_source = |name: &str| {
+        mirror.replicas.iter().any(|replica| replica.name == name && replica.state == ReplicaState::InSync)
+    };
+    for (name, doubt) in doubts.iter().filter(|(name, _)| is_source(name)) {
+        note(format_args!(
+            "{name} may be older than what was written: {doubt}; from now on its content is that of the mirror, and counts as current"
+        ));
+    }
 }
 
 /// See [`refuse_shared`].

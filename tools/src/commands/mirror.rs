@@ -4,6 +4,7 @@
 
 use std::path::Path;
 use std::rc::Rc;
+use std::slice;
 use std::time::Duration;
 
 use sealblock_layers_mirror::MirrorState;
@@ -38,7 +39,7 @@ pub fn run(arguments: &Mirror) -> Result<Exit, StackError> {
         MirrorCommand::Create(create) => make(create),
         MirrorCommand::Add(add) => {
             let server = server_to_change(&add.target, add.control.as_deref())?;
-            check_names("add a replica", &[add.replica.clone()])?;
+            check_names("add a replica", slice::from_ref(&add.replica))?;
             let is_mirror = matches!(add.target, TargetName::Group { .. }) || server.is_some();
             if !is_mirror {
                 let replicas = vec![add.target.clone(), add.replica.clone()];

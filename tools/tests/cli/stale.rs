@@ -178,6 +178,43 @@ fn all_commands_agree_on_whether_a_served_replica_may_be_older() {
     agree("--read-only", false).stop().is_clean();
 }
 
+/// With --force a replica becomes the source of a mirror although its own label does not call its content current: that is said.
+#[test]
+fn a_replica_that_may_be_older_becomes_a_source_with_a_word() {
+    const WORD: &str = "may be older than what was written: its label marked it as";
+    for command in ["mirror add b n --force", "mirror create b n --from b --force"] {
+        let place = Place::with_runtime("syscalls");
+        place.write("data", &noise(2, 256 * BLOCK));
+        for name in ["a", "b", "n"] {
+            place.run(&format!("create {name} --size 1MiB")).succeeds();
+        }
+        place.run("copy data a").succeeds();
+        place.run("mirror create a b --from a --no-wait").succeeds();
+        place.run(command.trim_end_matches(" --force")).fails(3, &["b is replica ", "(resyncing) of mirror "]);
+        let told = place.run(command);
+        assert!(
+            told.succeeds().stderr.contains(&format!("b {WORD} resyncing, as a replica of mirror ")),
+            "{}",
+            told.stderr
+        );
+        assert!(told.stderr.contains("counts as current"), "{}", told.stderr);
+    }
+    // Twins: the replica in sync, and one without a label.
+    for (labelled, command) in [(true, "mirror create a n --from a --force"), (false, "mirror add a n --force")] {
+        let place = Place::with_runtime("syscalls");
+        place.write("data", &noise(2, 256 * BLOCK));
+        for name in ["a", "b", "n"] {
+            place.run(&format!("create {name} --size 1MiB")).succeeds();
+        }
+        place.run("copy data a").succeeds();
+        if labelled {
+            place.run("mirror create a b --from a --no-wait").succeeds();
+        }
+        let told = place.run(command);
+        assert!(!told.succeeds().stderr.contains("may be older"), "{}", told.stderr);
+    }
+}
+
 #[test]
 fn paths_to_two_copies_of_a_volume_are_not_one_device() {
     let place = Place::with_runtime("syscalls");
