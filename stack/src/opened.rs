@@ -7,6 +7,7 @@ pub(crate) mod held;
 pub(crate) mod info;
 pub(crate) mod lost_metadata;
 pub(crate) mod out_of_sync;
+pub(crate) mod own_label;
 pub(crate) mod recorded;
 pub(crate) mod same_remote;
 pub(crate) mod target_identity;

@@ -21,7 +21,8 @@ use crate::identity::uuid_text;
 use crate::opened::OpenTarget;
 use crate::opened::held::Usage;
 use crate::opened::info::TargetInfo;
-use crate::opened::out_of_sync::{OwnLabel, note_stripe_label};
+use crate::opened::out_of_sync::note_stripe_label;
+use crate::opened::own_label::OwnLabel;
 use crate::program::note;
 
 /// The group in the label of a member.

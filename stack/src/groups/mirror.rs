@@ -17,7 +17,7 @@ use crate::failures::device_error;
 use crate::identity::new_uuid;
 use crate::opened::held::{Access, CloseHandle, Usage};
 use crate::opened::info::TargetInfo;
-use crate::opened::out_of_sync::doubt_by_label;
+use crate::opened::own_label::doubt_by_label;
 use crate::opened::same_remote::refuse_shared;
 use crate::opened::target_identity::opening_order;
 use crate::opened::{OpenTarget, Opener};

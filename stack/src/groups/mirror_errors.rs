@@ -5,10 +5,11 @@ use sealblock_layers_mirror::label::assemble::AssembleError;
 use sealblock_layers_mirror::{MirrorError, ReplicaError};
 use sealblock_layers_stripe::label::MAGIC as STRIPE_MAGIC;
 
-use super::replicas::CHANGING;
 use crate::error::{Cause, StackError};
 use crate::failures::OLDER;
 
+/// What is being done by a command for the replicas.
+pub const CHANGING: &str = "change";
 /// What is said of a device with the label of a stripe.
 const OF_A_STRIPE: &str = "it is a member of a stripe";
 /// What would make replicas fit.

@@ -15,7 +15,7 @@ use sealblock_media_file::Backing;
 use sealblock_media_nbd::QUIESCE;
 use sealblock_runtime_reactor::now;
 
-use super::mirror_errors::replica_error;
+use super::mirror_errors::{CHANGING, replica_error};
 use crate::error::{Cause, StackError, shell_word};
 use crate::failures::device_error;
 use crate::opened::closing::CloseLimit;
@@ -29,9 +29,6 @@ use crate::program::{ReactorClock, note};
 use crate::quantity::count;
 use crate::remote::{is_remote, with_short_timeouts};
 use crate::target::{GroupKind, TargetName};
-
-/// What is being done by a command for the replicas.
-pub const CHANGING: &str = "change";
 
 /// How long a command for the replicas waits for what a replica that it lets go may still execute; it is told then.
 const LETTING_GO: Duration = Duration::from_secs(5);

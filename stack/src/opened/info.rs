@@ -24,7 +24,7 @@ use crate::kernel::leaves::{Leaf, Storage, leaves_at, leaves_of_device};
 use crate::opened::connections::RemoteConnection;
 use crate::opened::damage_view::DamageView;
 use crate::opened::lost_metadata::LostMetadata;
-use crate::opened::out_of_sync::OwnLabel;
+use crate::opened::own_label::OwnLabel;
 use crate::opened::same_remote::{RemoteDevices, is_whole_namespace};
 use crate::opened::target_identity::TargetIdentity;
 use crate::target::{GroupKind, TargetName};
