@@ -27,9 +27,9 @@ impl<C: Clock> Mirror<C> {
         if let Err(misfit) = fit {
             return Err(self.refuse_misfit(replica, &source, &found, &misfit));
         }
-        let mut lacks_everything = false;
+        let mut is_current = false;
         if let ReplicaProbe::Labelled(label) = &found {
-            lacks_everything = self.adopt_label(replica, label, why_older(&device))?;
+            is_current = self.adopt_label(replica, label, why_older(&device))?;
             replica.is_name_assumed.set(false);
         } else if replica.has_room || found.has_room() {
             replica.is_unlabelled.set(true);
@@ -43,9 +43,7 @@ impl<C: Clock> Mirror<C> {
         replica.set_device(Some(device));
         replica.last_error.borrow_mut().clear();
         match replica.state.get() {
-            ReplicaState::OutOfSync if replica.is_failure_unrecorded.get() && !lacks_everything => {
-                self.readmit(replica)
-            }
+            ReplicaState::OutOfSync if replica.is_failure_unrecorded.get() && is_current => self.readmit(replica),
             ReplicaState::OutOfSync => self.start_resync(replica),
             // It was the last in-sync replica, and its device may have lost unflushed writes that no other replica
             // certainly has.
@@ -149,7 +147,8 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Checks the label of a replica that has returned, and updates its record from it. True if it may lack anything.
+    /// Checks the label of a replica that has returned, and updates its record from it. True if, by that, it has all that was
+    /// written until it failed.
     fn adopt_label(&self, replica: &Replica, label: &Label, why_older: Option<WhyOlder>) -> Result<bool, String> {
         self.check_label(replica, label)?;
         if let (Some(why), ReplicaState::InSync) = (why_older, replica.state.get()) {
@@ -175,7 +174,8 @@ impl<C: Clock> Mirror<C> {
             replica.is_listed_in_sync.set(replica.is_listed_in_sync.get() && was_current && !lacks_everything);
             add_missed(&mut replica.out_of_sync.borrow_mut(), label, lacks_everything, is_followed);
         }
-        Ok(lacks_everything)
+        // One that was written alone since says so itself.
+        Ok(!lacks_everything && label.replicas[label.own_index].state == ReplicaState::InSync)
     }
 
     /// Checks that this label is the replica's, and that the replica was not changed without the others.

@@ -118,6 +118,20 @@ fn without_its_only_label_a_mirror_changes_nothing_and_goes_on_once_that_is_back
 }
 
 #[test]
+fn the_only_one_with_a_label_does_not_count_if_it_was_written_alone_meanwhile() {
+    let (a, b) = written();
+    let mirror = opened(&[&a, &b]);
+    a.is_offline.set(true);
+    assert!(write(&mirror, extent(0, 1), 3).is_err());
+    a.is_offline.set(false);
+    crate::mark_written_alone(&a.stack()).now_or_never().expect("RAM never waits").unwrap();
+    write(&*a.memory, extent(9, 1), 4).unwrap();
+    let _ = reattach(&mirror, &a);
+    assert_ne!(states(&mirror)[0], ReplicaState::InSync);
+    assert_reads(&mirror, extent(9, 1), 1);
+}
+
+#[test]
 fn another_device_is_noticed_too_once_there_is_something_to_compare_it_with() {
     for returns_first in [true, false] {
         let (a, b) = written();
