@@ -76,10 +76,7 @@ impl<C: Clock> Mirror<C> {
         let replica = Rc::new(Replica::new(source, self.next_number(), &self.new_record(new.has_room, index)));
         let before = self.replicas.borrow().get(index).cloned();
         if let Some(former) = &new.former {
-            former.state.set(ReplicaState::Removed);
-            *former.out_of_sync.borrow_mut() = Regions::none(self.map.count());
-            former.is_listed_in_sync.set(false);
-            former.stale.take();
+            self.set_removed(former);
         }
         self.set_replica(index, replica.clone());
         self.start_resync(&replica);
@@ -89,9 +86,8 @@ impl<C: Clock> Mirror<C> {
             (Ok(()), before) => before,
             (Err(_), before) => {
                 if let Some(former) = &new.former {
-                    // Its label is gone, so it is one that lacks everything until it is replaced.
-                    former.state.set(ReplicaState::OutOfSync);
-                    *former.out_of_sync.borrow_mut() = Regions::all(self.map.count());
+                    // Its label is gone, so it lacks everything until it is replaced.
+                    self.set_lacking_everything(former);
                 }
                 before.into_iter().for_each(|before| self.set_replica(index, before));
                 Some(replica)
@@ -153,13 +149,9 @@ impl<C: Clock> Mirror<C> {
             self.write_labels().await.map_err(ReplicaError::WriteLabels)?;
             return Err(self.last_in_sync(&replica));
         }
-        replica.state.set(ReplicaState::Removed);
-        replica.is_listed_in_sync.set(false);
+        self.set_removed(&replica);
         replica.set_device(None);
         self.conflicts.take();
-        *replica.out_of_sync.borrow_mut() = Regions::none(self.map.count());
-        // Its stale copies are of no use any more, and the lists have little room.
-        replica.stale.take();
         // Labels must record it before a change that it misses completes.
         self.write_intent.begin_change();
         self.write_intent.request_failure_write();
@@ -167,10 +159,23 @@ impl<C: Clock> Mirror<C> {
         let recorded = self.write_labels().await;
         if recorded.is_err() {
             // It stays, and lacks what was changed meanwhile.
-            replica.state.set(ReplicaState::OutOfSync);
-            *replica.out_of_sync.borrow_mut() = Regions::all(self.map.count());
+            self.set_lacking_everything(&replica);
         }
         recorded.map_err(ReplicaError::WriteLabels)
+    }
+
+    /// Makes the record of a replica that of a removed one.
+    fn set_removed(&self, replica: &Replica) {
+        replica.state.set(ReplicaState::Removed);
+        replica.is_listed_in_sync.set(false);
+        *replica.out_of_sync.borrow_mut() = Regions::none(self.map.count());
+        // Its stale copies are of no use any more, and the lists have little room.
+        replica.stale.take();
+    }
+
+    fn set_lacking_everything(&self, replica: &Replica) {
+        replica.state.set(ReplicaState::OutOfSync);
+        *replica.out_of_sync.borrow_mut() = Regions::all(self.map.count());
     }
 
     /// Why the last in-sync replica stays.

@@ -297,7 +297,12 @@ impl<C: Clock> Mirror<C> {
     /// Keeps of the blocks that are known to be in conflict those that a check has found so again.
     fn keep_conflicts(&self, extent: Extent, found: &[BadBlock]) {
         let is_found = |lba: &Lba| found.iter().any(|bad| bad.cause == BadBlockCause::Conflict && bad.lba == *lba);
-        self.conflicts.borrow_mut().retain(|lba| !extent.contains(*lba) || is_found(lba));
+        let mut conflicts = self.conflicts.borrow_mut();
+        let known = conflicts.range(extent.start()..=extent.last());
+        let gone: Vec<Lba> = known.filter(|lba| !is_found(lba)).copied().collect();
+        for lba in gone {
+            conflicts.remove(&lba);
+        }
     }
 
     /// The copies of these blocks are equal now.
