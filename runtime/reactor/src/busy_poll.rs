@@ -86,7 +86,7 @@ impl Spin {
 pub(crate) const COLLECTING: Duration = Duration::from_micros(20);
 /// Waiting costs more than it saves if the average time between completions is longer.
 const COLLECTED_EACH: Duration = Duration::from_micros(5);
-/// The maximum number of wake-ups before waiting is tried again.
+/// The maximum number of wake-ups before waiting is retried.
 const MAX_SKIPPED: u32 = 63;
 
 /// Decides whether to wait for completions of other changes after one has woken the reactor.

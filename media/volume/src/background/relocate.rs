@@ -49,7 +49,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 match self.relocate(group, extent, idle_period).await {
                     Ok(RelocateStep::Done) => (from, waited) = (extent + 1, false),
                     Ok(RelocateStep::NoSpace) if !waited && !self.memtable.is_empty() => {
-                        // A failure shows when the extent is tried again.
+                        // A failure shows when the extent is retried.
                         let _ = self.wait_for_commit().await;
                         waited = true;
                     }

@@ -54,7 +54,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.reserved.wait_for_lost().await;
             self.clock.sleep(MEND_AFTER).await;
             let Ok(_change) = self.begin_change() else { return pending().await };
-            // Otherwise it is tried again when the volume is closed.
+            // Otherwise it is retried when the volume is closed.
             if !self.mend_reserved().await {
                 return pending().await;
             }

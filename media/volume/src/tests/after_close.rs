@@ -8,7 +8,7 @@ use sealblock_block::{Freshness, WhyOlder};
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_units::BlockSize;
 
-use super::setup::{Rig, TestClock, TestMedium, created, freshness, opened, pattern, protection};
+use super::setup::{Harness, TestClock, TestMedium, created, freshness, opened, pattern, protection};
 use crate::format::{Layout, SUPERBLOCK_OFFSETS};
 use crate::{Mutation, OpenOptions, ResizeOptions, VolumeError, probe, resize};
 
@@ -32,12 +32,12 @@ fn content(seed: u64) -> Vec<u8> {
 
 /// Writes the whole volume in flushed pieces, and closes it.
 fn used(medium: &TestMedium, seed: u64) {
-    let rig = Rig::open(medium, false).unwrap();
+    let harness = Harness::open(medium, false).unwrap();
     for (first, piece) in (0..).step_by(32).zip(content(seed).chunks(32 * SIZE.bytes())) {
-        rig.write(first, piece).unwrap();
-        rig.flush().unwrap();
+        harness.write(first, piece).unwrap();
+        harness.flush().unwrap();
     }
-    rig.close();
+    harness.close();
 }
 
 /// Writes an image over a medium as a copy that skips holes does.
@@ -74,10 +74,10 @@ fn a_log_of_changes_after_the_close_is_refused_and_where_that_is_accepted_the_vo
             let refused = opened(&medium, read_only, false).err();
             assert!(matches!(refused, Some(VolumeError::LogAfterClose { .. })), "{what}: {refused:?}");
         }
-        let rig = opened(&medium, true, true).unwrap();
-        assert_eq!(freshness(&rig), OLDER, "{what}");
-        assert!(rig.read(0, BLOCKS).unwrap() == content(1), "{what}: as it was closed");
-        drop(rig);
+        let harness = opened(&medium, true, true).unwrap();
+        assert_eq!(freshness(&harness), OLDER, "{what}");
+        assert!(harness.read(0, BLOCKS).unwrap() == content(1), "{what}: as it was closed");
+        drop(harness);
         assert!(*medium.bytes.borrow() == before, "{what}: nothing is written");
     }
 }
@@ -86,23 +86,23 @@ fn a_log_of_changes_after_the_close_is_refused_and_where_that_is_accepted_the_vo
 fn opened_for_writing_it_keeps_such_a_log_until_the_first_change_which_ends_it() {
     for (what, medium) in mixed() {
         let before = medium.bytes.borrow().clone();
-        let rig = opened(&medium, false, true).unwrap();
-        rig.flush().unwrap();
-        rig.wait(Duration::from_secs(60));
-        drop(rig.close());
+        let harness = opened(&medium, false, true).unwrap();
+        harness.flush().unwrap();
+        harness.wait(Duration::from_secs(60));
+        drop(harness.close());
         assert!(*medium.bytes.borrow() == before, "{what}: without a change nothing is written");
-        let rig = opened(&medium, false, true).unwrap();
-        rig.write(7, &pattern(9, SIZE.bytes())).unwrap();
-        rig.flush().unwrap();
-        assert_eq!(freshness(&rig), Freshness::Current, "{what}: whoever accepted it has changed it since");
+        let harness = opened(&medium, false, true).unwrap();
+        harness.write(7, &pattern(9, SIZE.bytes())).unwrap();
+        harness.flush().unwrap();
+        assert_eq!(freshness(&harness), Freshness::Current, "{what}: whoever accepted it has changed it since");
         let crashed = medium.copy();
-        drop(rig.close());
+        drop(harness.close());
         let mut expected = content(1);
         expected[7 * SIZE.bytes()..8 * SIZE.bytes()].copy_from_slice(&pattern(9, SIZE.bytes()));
         for medium in [crashed, medium] {
-            let rig = opened(&medium, true, false).unwrap();
-            assert!(rig.read(0, BLOCKS).unwrap() == expected, "{what}");
-            assert_eq!(freshness(&rig), Freshness::Current, "{what}");
+            let harness = opened(&medium, true, false).unwrap();
+            assert!(harness.read(0, BLOCKS).unwrap() == expected, "{what}");
+            assert_eq!(freshness(&harness), Freshness::Current, "{what}");
         }
     }
 }
@@ -112,10 +112,10 @@ fn opened_for_writing_it_keeps_such_a_log_until_the_first_change_which_ends_it()
 fn a_log_in_use_whose_superblocks_are_all_damaged_but_that_of_the_close_before_is_used() {
     let medium = volume();
     used(&medium, 1);
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(0, &content(2)).unwrap();
-    rig.flush().unwrap();
-    drop(rig);
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(0, &content(2)).unwrap();
+    harness.flush().unwrap();
+    drop(harness);
     let newest = block_on(probe(&medium)).unwrap();
     assert!(!newest.is_clean);
     for at in [SUPERBLOCK_OFFSETS[newest.write_seq as usize % 2], layout().third_offset()] {
@@ -123,9 +123,9 @@ fn a_log_in_use_whose_superblocks_are_all_damaged_but_that_of_the_close_before_i
     }
     assert!(block_on(probe(&medium)).unwrap().is_clean);
     for read_only in [true, false] {
-        let rig = opened(&medium.copy(), read_only, false).unwrap();
-        assert_eq!(freshness(&rig), Freshness::Current);
-        assert!(rig.read(0, BLOCKS).unwrap() == content(2));
+        let harness = opened(&medium.copy(), read_only, false).unwrap();
+        assert_eq!(freshness(&harness), Freshness::Current);
+        assert!(harness.read(0, BLOCKS).unwrap() == content(2));
     }
 }
 
@@ -135,25 +135,26 @@ fn a_log_that_is_newer_than_superblocks_of_an_earlier_close_is_used() {
     let medium = volume();
     used(&medium, 1);
     let yesterday = medium.copy();
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(0, &content(2)).unwrap();
-    rig.flush().unwrap();
-    drop(rig);
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(0, &content(2)).unwrap();
+    harness.flush().unwrap();
+    drop(harness);
     let superblocks = [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], layout().third_offset()];
     medium.put_back(&yesterday, &superblocks.map(|at| (at, 512)));
     assert!(matches!(opened(&medium, true, false), Err(VolumeError::RolledBack { .. })));
-    let rig = opened(&medium, true, true).unwrap();
-    assert_eq!(freshness(&rig), OLDER);
-    assert!(rig.read(0, BLOCKS).unwrap() == content(2));
+    let harness = opened(&medium, true, true).unwrap();
+    assert_eq!(freshness(&harness), OLDER);
+    assert!(harness.read(0, BLOCKS).unwrap() == content(2));
 }
 
 #[test]
 fn a_log_that_is_used_before_the_superblocks_say_so_is_noticed() {
     let medium = volume();
-    let rig = Rig::open_with(&medium, OpenOptions { mutation: Mutation::KeepClean, ..OpenOptions::default() }).unwrap();
-    rig.write(0, &pattern(1, SIZE.bytes())).unwrap();
-    rig.flush().unwrap();
-    drop(rig);
+    let harness =
+        Harness::open_with(&medium, OpenOptions { mutation: Mutation::KeepClean, ..OpenOptions::default() }).unwrap();
+    harness.write(0, &pattern(1, SIZE.bytes())).unwrap();
+    harness.flush().unwrap();
+    drop(harness);
     assert!(matches!(opened(&medium, true, false), Err(VolumeError::LogAfterClose { .. })));
 }
 
@@ -166,25 +167,25 @@ fn no_crash_leaves_changes_after_a_close_in_the_log() {
         let medium = start.copy();
         medium.changes_left.set(stop);
         let opened_for_use = || match is_noted {
-            true => Rig::open_noted(&medium, OpenOptions::default()),
-            false => Rig::open(&medium, false),
+            true => Harness::open_noted(&medium, OpenOptions::default()),
+            false => Harness::open(&medium, false),
         };
         let all = || -> Option<()> {
-            let rig = opened_for_use().ok()?;
-            rig.write(3, &pattern(5, SIZE.bytes())).ok()?;
-            rig.flush().ok()?;
-            rig.wait(Duration::from_secs(1));
-            rig.write(40, &content(6)[..32 * SIZE.bytes()]).ok()?;
-            rig.run(rig.gate.device().close()).ok()?;
+            let harness = opened_for_use().ok()?;
+            harness.write(3, &pattern(5, SIZE.bytes())).ok()?;
+            harness.flush().ok()?;
+            harness.wait(Duration::from_secs(1));
+            harness.write(40, &content(6)[..32 * SIZE.bytes()]).ok()?;
+            harness.run(harness.gate.device().close()).ok()?;
             let options = ResizeOptions { capacity_blocks: 2 * BLOCKS, bars: |_| None, mutation: Mutation::None };
             block_on(resize(&&medium, TestClock::default(), &options)).ok().map(drop)
         };
         let has_ended = all().is_some();
         medium.changes_left.set(u64::MAX);
         for read_only in [true, false, true] {
-            let rig = opened(&medium, read_only, false);
-            let rig = rig.unwrap_or_else(|why| panic!("after {stop} changes, notes {is_noted}: {why}"));
-            assert_eq!(freshness(&rig), Freshness::Current, "after {stop}");
+            let harness = opened(&medium, read_only, false);
+            let harness = harness.unwrap_or_else(|why| panic!("after {stop} changes, notes {is_noted}: {why}"));
+            assert_eq!(freshness(&harness), Freshness::Current, "after {stop}");
         }
         if has_ended {
             assert!(stop > 30, "{stop}");

@@ -4,7 +4,7 @@ use sealblock_block::{BadBlock, BadBlockCause};
 use sealblock_integrity::{Field, GuardKind, ProtectionType};
 use sealblock_units::{BlockSize, Lba};
 
-use super::setup::{Rig, TestMedium, created, pattern, protection};
+use super::setup::{Harness, TestMedium, created, pattern, protection};
 use crate::format::{GroupMapSector, Layout, MAP_ENTRY_BYTES, PAGE_SECTORS, Superblock};
 
 const SIZE: BlockSize = BlockSize::B4096;
@@ -38,27 +38,27 @@ const GIVEN_UP: std::ops::Range<u64> = 280..290;
 fn old(sector_bytes: u32) -> Old {
     let medium = created(SIZE, sector_bytes, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
     let mut data = vec![0; (BLOCKS as usize) * SIZE.bytes()];
-    let put = |rig: &Rig, data: &mut Vec<u8>, blocks: u64, seed: u64| {
+    let put = |harness: &Harness, data: &mut Vec<u8>, blocks: u64, seed: u64| {
         let bytes = pattern(seed, blocks as usize * SIZE.bytes());
-        rig.write(0, &bytes).unwrap();
+        harness.write(0, &bytes).unwrap();
         data[..bytes.len()].copy_from_slice(&bytes);
     };
-    let rig = Rig::open(&medium, false).unwrap();
-    put(&rig, &mut data, WRITTEN, 1);
-    discard(&rig, GIVEN_UP.start, GIVEN_UP.end - GIVEN_UP.start);
+    let harness = Harness::open(&medium, false).unwrap();
+    put(&harness, &mut data, WRITTEN, 1);
+    discard(&harness, GIVEN_UP.start, GIVEN_UP.end - GIVEN_UP.start);
     data[GIVEN_UP.start as usize * SIZE.bytes()..GIVEN_UP.end as usize * SIZE.bytes()].fill(0);
-    let before = rig.close().bytes.borrow().clone();
-    let rig = Rig::open(&medium, false).unwrap();
-    put(&rig, &mut data, CHANGED, 2);
-    let layout = rig.gate.device().layout;
-    let now = rig.close().bytes.borrow().clone();
+    let before = harness.close().bytes.borrow().clone();
+    let harness = Harness::open(&medium, false).unwrap();
+    put(&harness, &mut data, CHANGED, 2);
+    let layout = harness.gate.device().layout;
+    let now = harness.close().bytes.borrow().clone();
     Old { layout, before, now, data }
 }
 
-fn discard(rig: &Rig, start: u64, blocks: u64) {
+fn discard(harness: &Harness, start: u64, blocks: u64) {
     use sealblock_block::{Device, Request};
     let extents = vec![sealblock_units::Extent::from_raw(start, blocks).unwrap()];
-    rig.run(rig.gate.execute(Request::discard(extents))).unwrap();
+    harness.run(harness.gate.execute(Request::discard(extents))).unwrap();
 }
 
 impl Old {
@@ -78,10 +78,10 @@ impl Old {
     }
 
     /// The blocks that do not verify. All others must have their content.
-    fn lost(&self, rig: &Rig, doing: &str) -> Vec<u64> {
+    fn lost(&self, harness: &Harness, doing: &str) -> Vec<u64> {
         let mut lost = Vec::new();
         for lba in 0..BLOCKS {
-            match rig.read(lba, 1) {
+            match harness.read(lba, 1) {
                 Ok(found) => {
                     let at = lba as usize * SIZE.bytes();
                     assert!(found == self.data[at..at + SIZE.bytes()], "{doing}: block {lba} has other content");
@@ -92,7 +92,7 @@ impl Old {
                 }
             }
         }
-        let verified: Vec<u64> = match rig.verify() {
+        let verified: Vec<u64> = match harness.verify() {
             Ok(()) => Vec::new(),
             Err(error) => error.bad_blocks().unwrap().as_slice().iter().map(|bad_block| bad_block.lba.get()).collect(),
         };
@@ -126,11 +126,11 @@ fn each_sector_of_the_map_pages_costs_its_own_blocks_or_nothing() {
                 let doing = format!("sectors of {sector}, page {page}, {entries:?}, {harm:?}");
                 let due = entries.map_or(Vec::new(), |entries| hit(&layout, page, entries, harm == Harm::Stale));
                 let medium = old.harmed(at, sector, harm);
-                let rig = Rig::open(&medium, true).unwrap();
-                assert_eq!(old.lost(&rig, &doing), due, "{doing}");
+                let harness = Harness::open(&medium, true).unwrap();
+                assert_eq!(old.lost(&harness, &doing), due, "{doing}");
                 let is_copy = entries.is_none() && (harm != Harm::Stale || page == 0);
-                assert_eq!(rig.lost_copies(), u64::from(is_copy), "{doing}");
-                drop(rig);
+                assert_eq!(harness.lost_copies(), u64::from(is_copy), "{doing}");
+                drop(harness);
                 repaired(&old, &medium, &due, &doing);
             }
         }
@@ -139,27 +139,27 @@ fn each_sector_of_the_map_pages_costs_its_own_blocks_or_nothing() {
 
 /// Opens for writing, which must succeed; writes to the lost blocks and others, and finds no damage after that.
 fn repaired(old: &Old, medium: &TestMedium, lost: &[u64], doing: &str) {
-    let rig = Rig::open(medium, false).unwrap();
-    assert_eq!(old.lost(&rig, doing), lost, "{doing}");
+    let harness = Harness::open(medium, false).unwrap();
+    assert_eq!(old.lost(&harness, doing), lost, "{doing}");
     // A block in each page, in another sector if there is one: lost blocks stay lost, and no other is lost.
     for lba in [299, 500] {
-        rig.write(lba, &pattern(lba, SIZE.bytes())).unwrap();
+        harness.write(lba, &pattern(lba, SIZE.bytes())).unwrap();
     }
-    rig.flush().unwrap();
-    rig.close();
+    harness.flush().unwrap();
+    harness.close();
     // A sector that was rewritten can be read again.
     medium.unreadable.set((0, 0));
-    let rig = Rig::open(medium, false).unwrap();
+    let harness = Harness::open(medium, false).unwrap();
     let still: Vec<u64> = lost.iter().copied().filter(|lba| *lba != 299).collect();
     for lba in (0..BLOCKS).filter(|lba| ![299, 500].contains(lba)) {
-        assert_eq!(rig.read(lba, 1).is_err(), still.contains(&lba), "{doing}: block {lba}");
+        assert_eq!(harness.read(lba, 1).is_err(), still.contains(&lba), "{doing}: block {lba}");
     }
-    still.iter().for_each(|lba| rig.write(*lba, &pattern(7, SIZE.bytes())).unwrap());
-    rig.verify().unwrap();
-    let rig = Rig::open(&rig.close(), false).unwrap();
-    rig.verify().unwrap();
-    assert_eq!(rig.lost_copies(), 0, "{doing}");
-    rig.read(500, 1).map(|found| assert!(found == pattern(500, SIZE.bytes()))).unwrap();
+    still.iter().for_each(|lba| harness.write(*lba, &pattern(7, SIZE.bytes())).unwrap());
+    harness.verify().unwrap();
+    let harness = Harness::open(&harness.close(), false).unwrap();
+    harness.verify().unwrap();
+    assert_eq!(harness.lost_copies(), 0, "{doing}");
+    harness.read(500, 1).map(|found| assert!(found == pattern(500, SIZE.bytes()))).unwrap();
 }
 
 #[test]
@@ -170,8 +170,8 @@ fn any_64_kib_of_the_map_pages_cost_the_blocks_whose_map_entries_lay_there_and_z
     for at in (group.pages_offset - (64 << 10)..group.data_offset).step_by(4096 + 512) {
         for harm in HARMS {
             let doing = format!("64 KiB at {at}, {harm:?}");
-            let rig = Rig::open(&old.harmed(at, 64 << 10, harm), true).unwrap();
-            let lost = old.lost(&rig, &doing);
+            let harness = Harness::open(&old.harmed(at, 64 << 10, harm), true).unwrap();
+            let lost = old.lost(&harness, &doing);
             let hit = |lba: &u64| {
                 let (page, index) = layout.page_of(Lba::new(*lba));
                 let entry = layout.page_offsets(page).unwrap().offset + 512 * (1 + index as u64 / 16);
@@ -194,13 +194,13 @@ fn both_copies_of_the_generations_lost_leave_what_checks_and_nothing_unwritten()
         medium.bytes.borrow_mut()[place.second_offset as usize..][..512].fill(0xee);
         let due: Vec<u64> =
             (place.first.get()..place.first.get() + place.blocks).filter(|lba| *lba >= WRITTEN).collect();
-        let rig = Rig::open(&medium, true).unwrap();
-        assert_eq!(old.lost(&rig, "both copies"), due);
-        assert_eq!(rig.lost_copies(), 2);
-        drop(rig);
+        let harness = Harness::open(&medium, true).unwrap();
+        assert_eq!(old.lost(&harness, "both copies"), due);
+        assert_eq!(harness.lost_copies(), 2);
+        drop(harness);
         // An open for writing records this for good, so they do not read as unwritten later.
-        drop(Rig::open(&medium, false).unwrap().close());
-        assert_eq!(old.lost(&Rig::open(&medium, true).unwrap(), "both copies, written anew"), due);
+        drop(Harness::open(&medium, false).unwrap().close());
+        assert_eq!(old.lost(&Harness::open(&medium, true).unwrap(), "both copies, written anew"), due);
     }
 }
 
@@ -210,8 +210,8 @@ fn a_stale_map_entry_is_named_and_stale_map_entries_with_one_copy_of_the_generat
     let place = old.layout.page_offsets(0).unwrap();
     let length = old.layout.page_bytes();
     for (at, bytes) in [(place.offset + 512, length - 512), (place.offset, length)] {
-        let rig = Rig::open(&old.harmed(at, bytes, Harm::Stale), true).unwrap();
-        let bad_blocks = rig.verify().unwrap_err().bad_blocks().unwrap().as_slice().to_vec();
+        let harness = Harness::open(&old.harmed(at, bytes, Harm::Stale), true).unwrap();
+        let bad_blocks = harness.verify().unwrap_err().bad_blocks().unwrap().as_slice().to_vec();
         let lbas: Vec<u64> = bad_blocks.iter().map(|bad_block| bad_block.lba.get()).collect();
         assert_eq!(lbas, (0..CHANGED).collect::<Vec<_>>());
         assert!(
@@ -223,7 +223,7 @@ fn a_stale_map_entry_is_named_and_stale_map_entries_with_one_copy_of_the_generat
     let medium = old.harmed(place.offset, length, Harm::Stale);
     let second = place.second_offset as usize..place.second_offset as usize + 512;
     medium.bytes.borrow_mut()[second.clone()].copy_from_slice(&old.before[second]);
-    Rig::open(&medium, true).unwrap().read(0, 1).ok();
+    Harness::open(&medium, true).unwrap().read(0, 1).ok();
 }
 
 #[test]
@@ -234,13 +234,13 @@ fn a_block_group_map_that_is_lost_or_old_hides_nothing() {
         for harm in HARMS {
             let doing = format!("group map at {at}, {harm:?}");
             let medium = old.harmed(at, 512, harm);
-            let rig = Rig::open(&medium, true).unwrap();
-            assert_eq!(old.lost(&rig, &doing), [0; 0]);
-            assert_eq!(rig.lost_copies(), u64::from(harm != Harm::Stale), "{doing}");
-            drop(rig);
+            let harness = Harness::open(&medium, true).unwrap();
+            assert_eq!(old.lost(&harness, &doing), [0; 0]);
+            assert_eq!(harness.lost_copies(), u64::from(harm != Harm::Stale), "{doing}");
+            drop(harness);
             medium.unreadable.set((0, 0));
-            drop(Rig::open(&medium, false).unwrap());
-            assert_eq!(Rig::open(&medium, true).unwrap().lost_copies(), 0, "{doing}: written anew");
+            drop(Harness::open(&medium, false).unwrap());
+            assert_eq!(Harness::open(&medium, true).unwrap().lost_copies(), 0, "{doing}: written anew");
         }
     }
     // Both copies lost, or both from before the block group was initialized: the superblock counts more block groups,
@@ -256,8 +256,8 @@ fn a_block_group_map_that_is_lost_or_old_hides_nothing() {
             }
         }
         for read_only in [true, false, true] {
-            let rig = Rig::open(&medium, read_only).unwrap();
-            assert_eq!(old.lost(&rig, &format!("{harm:?}")), [0; 0]);
+            let harness = Harness::open(&medium, read_only).unwrap();
+            assert_eq!(old.lost(&harness, &format!("{harm:?}")), [0; 0]);
         }
     }
 }
@@ -277,7 +277,7 @@ fn map_pages_that_are_lost_with_the_map_are_damage_and_not_unwritten() {
             medium.bytes.borrow_mut()[*at as usize..][..512].fill(with);
         }
         for read_only in [true, false, true] {
-            assert_eq!(old.lost(&Rig::open(&medium, read_only).unwrap(), "map and generations"), due);
+            assert_eq!(old.lost(&Harness::open(&medium, read_only).unwrap(), "map and generations"), due);
         }
     }
 }
@@ -297,8 +297,12 @@ fn a_copy_of_the_block_group_map_that_denies_a_block_group_is_not_believed() {
         denying.write_seq += newer_by;
         denying.encode(&mut medium.bytes.borrow_mut()[at], seed);
         for (read_only, lost_copies) in [(true, 1), (false, 1), (true, 0)] {
-            let rig = Rig::open(&medium, read_only).unwrap();
-            assert_eq!((old.lost(&rig, "denied"), rig.lost_copies()), (vec![], lost_copies), "newer by {newer_by}");
+            let harness = Harness::open(&medium, read_only).unwrap();
+            assert_eq!(
+                (old.lost(&harness, "denied"), harness.lost_copies()),
+                (vec![], lost_copies),
+                "newer by {newer_by}"
+            );
         }
     }
 }
@@ -309,30 +313,30 @@ fn a_medium_that_gives_nothing_is_not_taken_for_one_on_which_nothing_was_written
     let start = old.layout.group_map_offset(0);
     let medium = old.harmed(start, old.layout.block_group(0).unwrap().data_offset - start, Harm::Unreadable);
     for read_only in [true, false] {
-        assert!(Rig::open(&medium, read_only).is_err(), "neither map nor map pages tell");
+        assert!(Harness::open(&medium, read_only).is_err(), "neither map nor map pages tell");
     }
     medium.unreadable.set((0, 0));
-    assert_eq!(old.lost(&Rig::open(&medium, false).unwrap(), "read again"), [0; 0]);
+    assert_eq!(old.lost(&Harness::open(&medium, false).unwrap(), "read again"), [0; 0]);
     // Only the block map is unreadable: its blocks are damage, and nothing is overwritten that may become readable
     // again.
     let group = old.layout.block_group(0).unwrap();
     let medium = old.harmed(group.pages_offset, group.data_offset - group.pages_offset, Harm::Unreadable);
-    let rig = Rig::open(&medium, false).unwrap();
-    assert!(rig.read(0, 1).is_err() && rig.write(0, &pattern(1, SIZE.bytes())).is_err());
+    let harness = Harness::open(&medium, false).unwrap();
+    assert!(harness.read(0, 1).is_err() && harness.write(0, &pattern(1, SIZE.bytes())).is_err());
     medium.unreadable.set((0, 0));
-    rig.verify().unwrap();
-    assert_eq!(old.lost(&rig, "read again"), [0; 0]);
-    assert_eq!(old.lost(&Rig::open(&rig.close(), true).unwrap(), "closed"), [0; 0]);
+    harness.verify().unwrap();
+    assert_eq!(old.lost(&harness, "read again"), [0; 0]);
+    assert_eq!(old.lost(&Harness::open(&harness.close(), true).unwrap(), "closed"), [0; 0]);
 }
 
 #[test]
 fn a_transfer_over_more_pages_than_are_kept_ends() {
-    let rig = Rig::new(BlockSize::B512, 4096, protection(GuardKind::Crc16, ProtectionType::Type1));
+    let harness = Harness::new(BlockSize::B512, 4096, protection(GuardKind::Crc16, ProtectionType::Type1));
     let data = pattern(1, 2048 * 512);
-    rig.write(2047, &data).unwrap();
-    let rig = Rig::open(&rig.close(), true).unwrap();
-    assert!(rig.read(2047, 2048).unwrap() == data);
-    rig.verify().unwrap();
+    harness.write(2047, &data).unwrap();
+    let harness = Harness::open(&harness.close(), true).unwrap();
+    assert!(harness.read(2047, 2048).unwrap() == data);
+    harness.verify().unwrap();
 }
 
 #[test]
@@ -352,36 +356,36 @@ fn what_lies_where_map_pages_go_does_not_matter_until_they_are_made() {
     let group = layout.block_group(0).unwrap();
     let tables = group.pages_offset as usize..group.data_offset as usize;
     assert!(medium.bytes.borrow()[tables.clone()] == rubbish[tables], "creating writes no map pages");
-    let rig = Rig::open(&medium, false).unwrap();
-    assert!(rig.read(0, BLOCKS).unwrap() == vec![0; BLOCKS as usize * SIZE.bytes()]);
-    rig.write(300, &pattern(1, 4096)).unwrap();
-    let rig = Rig::open(&rig.close(), false).unwrap();
-    rig.verify().unwrap();
-    assert!(rig.read(300, 1).unwrap() == pattern(1, 4096));
-    assert!(rig.read(0, 300).unwrap() == vec![0; 300 * SIZE.bytes()]);
-    assert!(rig.read(301, 399).unwrap() == vec![0; 399 * SIZE.bytes()]);
+    let harness = Harness::open(&medium, false).unwrap();
+    assert!(harness.read(0, BLOCKS).unwrap() == vec![0; BLOCKS as usize * SIZE.bytes()]);
+    harness.write(300, &pattern(1, 4096)).unwrap();
+    let harness = Harness::open(&harness.close(), false).unwrap();
+    harness.verify().unwrap();
+    assert!(harness.read(300, 1).unwrap() == pattern(1, 4096));
+    assert!(harness.read(0, 300).unwrap() == vec![0; 300 * SIZE.bytes()]);
+    assert!(harness.read(301, 399).unwrap() == vec![0; 399 * SIZE.bytes()]);
     // Damaged map entries take no physical blocks.
-    assert_eq!(rig.gate.device().allocator.free(0), 0, "the block group is not loaded yet");
-    rig.write(301, &pattern(2, 4096)).unwrap();
-    assert_eq!(rig.gate.device().allocator.free(0), group.physical_blocks - 2);
+    assert_eq!(harness.gate.device().allocator.free(0), 0, "the block group is not loaded yet");
+    harness.write(301, &pattern(2, 4096)).unwrap();
+    assert_eq!(harness.gate.device().allocator.free(0), group.physical_blocks - 2);
 }
 
 #[test]
 fn a_block_group_half_way_to_its_map_pages_is_unwritten_and_gets_them_again() {
     let medium = created(SIZE, 512, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(5, &pattern(1, 4096)).unwrap();
-    rig.flush().unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(5, &pattern(1, 4096)).unwrap();
+    harness.flush().unwrap();
     // The generations are written, and their sync fails.
     medium.syncs_left.set(0);
-    assert!(rig.run(rig.gate.device().close()).is_err());
+    assert!(harness.run(harness.gate.device().close()).is_err());
     medium.syncs_left.set(u64::MAX);
-    drop(rig);
+    drop(harness);
     for read_only in [true, false] {
-        let rig = Rig::open(&medium, read_only).unwrap();
-        assert!(rig.read(5, 1).unwrap() == pattern(1, 4096));
-        rig.verify().unwrap();
-        assert!(rig.read(6, 600).unwrap() == vec![0; 600 * SIZE.bytes()]);
+        let harness = Harness::open(&medium, read_only).unwrap();
+        assert!(harness.read(5, 1).unwrap() == pattern(1, 4096));
+        harness.verify().unwrap();
+        assert!(harness.read(6, 600).unwrap() == vec![0; 600 * SIZE.bytes()]);
     }
 }
 
@@ -390,38 +394,38 @@ fn a_block_group_gets_its_map_pages_in_few_writes() {
     for sector_bytes in [512, 4096] {
         let blocks = 16384;
         let medium = created(SIZE, sector_bytes, blocks, protection(GuardKind::Crc32c, ProtectionType::Type1));
-        let rig = Rig::open(&medium, false).unwrap();
-        let layout = rig.gate.device().layout;
-        rig.write(5, &pattern(1, 4096)).unwrap();
-        rig.flush().unwrap();
+        let harness = Harness::open(&medium, false).unwrap();
+        let layout = harness.gate.device().layout;
+        harness.write(5, &pattern(1, 4096)).unwrap();
+        harness.flush().unwrap();
         let before = medium.changes_left.get();
-        drop(rig.close());
+        drop(harness.close());
         // The others are pages, superblocks, the group map, the last log sector's other copy and syncs.
         let (pages, changes) = (blocks.div_ceil(layout.page_blocks()), before - medium.changes_left.get());
         assert!(changes <= 31, "{changes} for {pages} pages of sectors of {sector_bytes} bytes");
-        let rig = Rig::open(&medium, true).unwrap();
-        assert!(rig.read(5, 1).unwrap() == pattern(1, 4096));
-        assert!(rig.read(6, 600).unwrap() == vec![0; 600 * SIZE.bytes()]);
-        rig.verify().unwrap();
-        assert_eq!(rig.lost_copies(), 0);
+        let harness = Harness::open(&medium, true).unwrap();
+        assert!(harness.read(5, 1).unwrap() == pattern(1, 4096));
+        assert!(harness.read(6, 600).unwrap() == vec![0; 600 * SIZE.bytes()]);
+        harness.verify().unwrap();
+        assert_eq!(harness.lost_copies(), 0);
     }
 }
 
 #[test]
 fn many_block_groups_without_map_pages_do_not_wait_for_the_close() {
     let medium = created(SIZE, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    let rig = Rig::open(&medium, false).unwrap();
-    let volume = rig.gate.device();
+    let harness = Harness::open(&medium, false).unwrap();
+    let volume = harness.gate.device();
     let write = |lba| {
-        rig.write(lba, &pattern(lba, 4096)).unwrap();
-        rig.flush().unwrap();
-        rig.idle();
+        harness.write(lba, &pattern(lba, 4096)).unwrap();
+        harness.flush().unwrap();
+        harness.idle();
         (volume.new_groups.get(), volume.block_map.groups.initialized_count())
     };
     assert_eq!([write(1), write(2)], [(1, 0); 2], "one is no reason for a checkpoint");
     volume.new_groups.set(128);
     assert_eq!([write(3), write(4)], [(0, 1); 2]);
-    drop(rig.close());
+    drop(harness.close());
 }
 
 #[test]
@@ -430,18 +434,18 @@ fn physical_blocks_of_a_lost_sector_do_not_cost_other_blocks_when_it_comes_back(
     let place = old.layout.page_offsets(0).unwrap();
     // The map entries of blocks 0 to 15 are unreadable for a while. Meanwhile the whole block group is written twice.
     let medium = old.harmed(place.offset + 512, 512, Harm::Unreadable);
-    let rig = Rig::open(&medium, false).unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
     for seed in [8, 9] {
-        rig.write(16, &pattern(seed, (BLOCKS as usize - 16) * SIZE.bytes())).unwrap();
-        rig.flush().unwrap();
+        harness.write(16, &pattern(seed, (BLOCKS as usize - 16) * SIZE.bytes())).unwrap();
+        harness.flush().unwrap();
     }
     medium.unreadable.set((0, 0));
-    rig.write(0, &pattern(4, SIZE.bytes())).unwrap();
-    rig.flush().unwrap();
-    rig.write(600, &pattern(5, 100 * SIZE.bytes())).unwrap();
-    let rig = Rig::open(&rig.close(), false).unwrap();
-    assert!(rig.read(16, 584).unwrap() == pattern(9, (BLOCKS as usize - 16) * SIZE.bytes())[..584 * SIZE.bytes()]);
-    assert!(rig.read(0, 1).unwrap() == pattern(4, SIZE.bytes()));
-    let bad_blocks = rig.verify().unwrap_err().bad_blocks().unwrap().as_slice().to_vec();
+    harness.write(0, &pattern(4, SIZE.bytes())).unwrap();
+    harness.flush().unwrap();
+    harness.write(600, &pattern(5, 100 * SIZE.bytes())).unwrap();
+    let harness = Harness::open(&harness.close(), false).unwrap();
+    assert!(harness.read(16, 584).unwrap() == pattern(9, (BLOCKS as usize - 16) * SIZE.bytes())[..584 * SIZE.bytes()]);
+    assert!(harness.read(0, 1).unwrap() == pattern(4, SIZE.bytes()));
+    let bad_blocks = harness.verify().unwrap_err().bad_blocks().unwrap().as_slice().to_vec();
     assert_eq!(bad_blocks, (1..16).map(|lba| BadBlock::media(Lba::new(lba))).collect::<Vec<_>>());
 }

@@ -15,7 +15,7 @@ use sealblock_integrity::{GuardKind, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
-use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use super::setup::{Harness, TestClock, TestMedium, created, pattern, protection};
 use crate::{OpenOptions, OpenVolume, Volume, open};
 
 const BLOCKS: u64 = 64;
@@ -164,7 +164,7 @@ fn close_beside_others(bytes: &[u8], seed: u64) {
     drop(volume);
     medium.turns.set(0);
     assert!(open_now(&medium, true).description.is_clean, "seed {seed}");
-    let again = Rig::open(&medium, true).unwrap();
+    let again = Harness::open(&medium, true).unwrap();
     for (lba, acknowledged) in answers.acknowledged.borrow().iter() {
         let found = again.read(*lba, 1).unwrap();
         let fits = |of: &u64| found == pattern(*of, found.len());
@@ -185,11 +185,11 @@ fn a_close_keeps_what_was_acknowledged_answers_flushes_and_refuses_the_rest() {
 #[test]
 fn a_volume_whose_last_commit_failed_is_not_called_clean() {
     let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(0, &pattern(1, 4096)).unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(0, &pattern(1, 4096)).unwrap();
     medium.syncs_left.set(0);
-    let flushed = rig.run(async {
-        let (closed, flushed) = join(rig.gate.device().close(), rig.gate.execute(Request::flush())).await;
+    let flushed = harness.run(async {
+        let (closed, flushed) = join(harness.gate.device().close(), harness.gate.execute(Request::flush())).await;
         assert!(closed.is_err());
         flushed
     });
@@ -199,8 +199,8 @@ fn a_volume_whose_last_commit_failed_is_not_called_clean() {
 }
 
 /// Polls this often, and lets the worker run in between. True if the future ended.
-fn poll_times<F: Future>(rig: &Rig, mut future: Pin<&mut F>, times: u64) -> bool {
-    rig.run(async {
+fn poll_times<F: Future>(harness: &Harness, mut future: Pin<&mut F>, times: u64) -> bool {
+    harness.run(async {
         for _ in 0..times {
             let ended = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready())).await;
             if ended {
@@ -216,47 +216,47 @@ fn poll_times<F: Future>(rig: &Rig, mut future: Pin<&mut F>, times: u64) -> bool
 fn drop_a_write(full: &[u8], blocks: u64, polls: u64) -> bool {
     let mut medium = TestMedium::new(0, 512);
     medium.bytes = Rc::new(RefCell::new(full.to_vec()));
-    let rig = Rig::open(&medium, false).unwrap();
-    let size = rig.size();
+    let harness = Harness::open(&medium, false).unwrap();
+    let size = harness.size();
     // The block group's map is loaded, and there was a write of each kind.
-    rig.write(63, &pattern(9, size.bytes())).unwrap();
-    rig.flush().unwrap();
-    rig.idle();
-    let free = rig.gate.device().allocator.free(0);
+    harness.write(63, &pattern(9, size.bytes())).unwrap();
+    harness.flush().unwrap();
+    harness.idle();
+    let free = harness.gate.device().allocator.free(0);
     medium.turns.set(3);
     let ended = {
         let extent = Extent::from_raw(0, blocks).unwrap();
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };
         let bytes = Slice::copy_from(&pattern(5, extent.bytes(size) as usize));
-        let data = Sealed::seal(bytes, size, rig.gate.geometry().protection, &tags);
+        let data = Sealed::seal(bytes, size, harness.gate.geometry().protection, &tags);
         let durability = Durability::ForceUnitAccess;
-        let mut write = pin!(rig.gate.execute(Request::write(extent, data, durability)));
-        poll_times(&rig, write.as_mut(), polls)
+        let mut write = pin!(harness.gate.execute(Request::write(extent, data, durability)));
+        poll_times(&harness, write.as_mut(), polls)
     };
-    rig.idle();
-    rig.flush().unwrap();
-    rig.idle();
-    assert_eq!(rig.gate.device().allocator.free(0), free, "physical blocks are lost after {polls} polls");
+    harness.idle();
+    harness.flush().unwrap();
+    harness.idle();
+    assert_eq!(harness.gate.device().allocator.free(0), free, "physical blocks are lost after {polls} polls");
     medium.turns.set(0);
     let all = pattern(7, (BLOCKS as usize) * size.bytes());
     for _ in 0..3 {
-        rig.write(0, &all).unwrap();
+        harness.write(0, &all).unwrap();
     }
     medium.land();
-    assert!(rig.read(0, BLOCKS).unwrap() == all, "a late write landed in a physical block that was used again");
-    rig.verify().unwrap();
-    rig.close();
+    assert!(harness.read(0, BLOCKS).unwrap() == all, "a late write landed in a physical block that was used again");
+    harness.verify().unwrap();
+    harness.close();
     ended
 }
 
 #[test]
 fn a_dropped_write_gives_its_physical_blocks_back_once_the_medium_is_done_with_them() {
     let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    let rig = Rig::open(&medium, false).unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
     for lba in 0..BLOCKS {
-        rig.write(lba, &pattern(lba, 4096)).unwrap();
+        harness.write(lba, &pattern(lba, 4096)).unwrap();
     }
-    let medium = rig.close();
+    let medium = harness.close();
     let full = medium.bytes.take();
     for blocks in [1, 9] {
         let polls = (0..).find(|polls| drop_a_write(&full, blocks, *polls)).unwrap();

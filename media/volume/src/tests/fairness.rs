@@ -8,7 +8,7 @@ use sealblock_integrity::{GuardKind, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
-use super::setup::{Rig, pattern, protection};
+use super::setup::{Harness, pattern, protection};
 
 const SIZE: BlockSize = BlockSize::B4096;
 /// A volume of 64 MiB has 16 MiB of spare physical blocks: 16 of the large requests.
@@ -17,25 +17,25 @@ const LARGE_BLOCKS: u64 = 256;
 const CLIENTS: u64 = 64;
 const SMALL_WRITES: u64 = 20;
 
-fn write(rig: &Rig, start: u64, data: &Slice) -> Request {
+fn write(harness: &Harness, start: u64, data: &Slice) -> Request {
     let extent = Extent::from_raw(start, (data.len() >> SIZE.shift()) as u64).unwrap();
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: start };
-    let data = Sealed::seal(data.clone(), SIZE, rig.gate.geometry().protection, &tags);
+    let data = Sealed::seal(data.clone(), SIZE, harness.gate.geometry().protection, &tags);
     Request::write(extent, data, Durability::Volatile)
 }
 
 /// The maximum number of large requests that completed while one small write waited.
-fn overtaken(large: impl Fn(&Rig, u64) -> Request) -> u64 {
-    let rig = Rig::new(SIZE, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    rig.medium.turns.set(3);
+fn overtaken(large: impl Fn(&Harness, u64) -> Request) -> u64 {
+    let harness = Harness::new(SIZE, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    harness.medium.turns.set(3);
     let (answered, over, worst) = (Cell::new(0_u64), Cell::new(false), Cell::new(0));
     let client = |number: u64| {
-        let (rig, answered, over, large) = (&rig, &answered, &over, &large);
+        let (harness, answered, over, large) = (&harness, &answered, &over, &large);
         async move {
             let mut at = number;
             while !over.get() {
                 at = (at * 5 + 1) % (BLOCKS / LARGE_BLOCKS);
-                rig.gate.execute(large(rig, at * LARGE_BLOCKS)).await.unwrap();
+                harness.gate.execute(large(harness, at * LARGE_BLOCKS)).await.unwrap();
                 answered.set(answered.get() + 1);
             }
         }
@@ -44,19 +44,19 @@ fn overtaken(large: impl Fn(&Rig, u64) -> Request) -> u64 {
         let data = Slice::copy_from(&pattern(7, SIZE.bytes()));
         for at in 0..SMALL_WRITES {
             let before = answered.get();
-            rig.gate.execute(write(&rig, at * 700, &data)).await.unwrap();
+            harness.gate.execute(write(&harness, at * 700, &data)).await.unwrap();
             worst.set(worst.get().max(answered.get() - before));
         }
         over.set(true);
     };
-    rig.run(join(join_all((0..CLIENTS).map(client)), small));
+    harness.run(join(join_all((0..CLIENTS).map(client)), small));
     worst.get()
 }
 
 #[test]
 fn a_small_write_is_served_in_its_turn_beside_large_ones() {
     let data = Slice::copy_from(&pattern(1, LARGE_BLOCKS as usize * SIZE.bytes()));
-    let overtaken = overtaken(|rig, start| write(rig, start, &data));
+    let overtaken = overtaken(|harness, start| write(harness, start, &data));
     // Those that had started when it arrived, and as many that got physical blocks before it joined the queue.
     assert!(overtaken <= 16, "{overtaken} large writes were answered first");
 }
@@ -76,17 +76,17 @@ const MOST_SMALL: u64 = 20_000;
 
 #[test]
 fn a_large_write_is_served_in_its_turn_beside_small_ones() {
-    let rig = Rig::new(SIZE, TIGHT_BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    rig.medium.turns.set(3);
+    let harness = Harness::new(SIZE, TIGHT_BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    harness.medium.turns.set(3);
     let (answered, over) = (Cell::new(0_u64), Cell::new(false));
     let small = Slice::copy_from(&pattern(7, SIZE.bytes()));
     let client = |number: u64| {
-        let (rig, answered, over, small) = (&rig, &answered, &over, &small);
+        let (harness, answered, over, small) = (&harness, &answered, &over, &small);
         async move {
             let mut at = number;
             while !over.get() && answered.get() < MOST_SMALL {
                 at = (at * 5 + 1) % TIGHT_BLOCKS;
-                rig.gate.execute(write(rig, at, small)).await.unwrap();
+                harness.gate.execute(write(harness, at, small)).await.unwrap();
                 answered.set(answered.get() + 1);
             }
         }
@@ -96,13 +96,13 @@ fn a_large_write_is_served_in_its_turn_beside_small_ones() {
         let mut worst = 0;
         for _ in 0..5 {
             let before = answered.get();
-            rig.gate.execute(write(&rig, 0, &data)).await.unwrap();
+            harness.gate.execute(write(&harness, 0, &data)).await.unwrap();
             worst = worst.max(answered.get() - before);
         }
         over.set(true);
         worst
     };
-    let (_, overtaken) = rig.run(join(join_all((0..CLIENTS).map(client)), large));
+    let (_, overtaken) = harness.run(join(join_all((0..CLIENTS).map(client)), large));
     // Those that had physical blocks when it arrived, and as many that get some before it is the first of its queue.
     assert!(overtaken <= 4 * CLIENTS, "{overtaken} small writes were answered first");
 }

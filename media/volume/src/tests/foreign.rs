@@ -8,7 +8,7 @@ use sealblock_units::{BlockSize, Extent};
 use sealblock_block::{Device, Expectations, Request, ReservedArea, Response, WhyOlder};
 use sealblock_runtime_memory::Slice;
 
-use super::setup::{Rig, TestClock, TestMedium, UUID, pattern, protection};
+use super::setup::{Harness, TestClock, TestMedium, UUID, pattern, protection};
 use crate::format::{Layout, SUPERBLOCK_OFFSETS, Seed, Superblock};
 use crate::rescue::profile::{Hints, ProfileError};
 use crate::rescue::{RemainsError, open_remains};
@@ -34,9 +34,9 @@ fn volume(uuid: [u8; 16], writes: u64) -> TestMedium {
 /// Uses a volume: each round writes all blocks.
 fn used(medium: &TestMedium, writes: u64) {
     for round in 0..writes {
-        let rig = Rig::open(medium, false).unwrap();
-        rig.write(0, &content(round)).unwrap();
-        rig.close();
+        let harness = Harness::open(medium, false).unwrap();
+        harness.write(0, &content(round)).unwrap();
+        harness.close();
     }
 }
 
@@ -78,11 +78,11 @@ fn assert_own(medium: &TestMedium, foreign: &[u64], doing: &str) {
     let info = opened(medium, &reading()).unwrap_or_else(|error| panic!("{doing}: {error}"));
     assert_eq!((info.uuid, named(&info)), (UUID, foreign.to_vec()), "{doing}");
     assert!(before == *medium.bytes.borrow(), "{doing}: reading writes nothing");
-    assert_eq!(Rig::open(medium, true).unwrap().read(0, 64).unwrap(), content(1), "{doing}");
-    let rig = Rig::open(medium, false).unwrap();
-    assert_eq!(rig.read(0, 64).unwrap(), content(1), "{doing}");
-    rig.verify().unwrap();
-    let medium = rig.close();
+    assert_eq!(Harness::open(medium, true).unwrap().read(0, 64).unwrap(), content(1), "{doing}");
+    let harness = Harness::open(medium, false).unwrap();
+    assert_eq!(harness.read(0, 64).unwrap(), content(1), "{doing}");
+    harness.verify().unwrap();
+    let medium = harness.close();
     assert_eq!(named(&opened(&medium, &reading()).unwrap()), [0; 0], "{doing}: written anew");
     for at in superblocks() {
         let copy = Superblock::decode(&medium.bytes.borrow()[at as usize..]).unwrap();
@@ -142,9 +142,9 @@ fn a_foreign_group_map_reads_as_nothing_that_was_never_written() {
         for places in [vec![(a, 512)], vec![(b, 512)], vec![(a, 512), (b, 512)], vec![(a, START), (b, START)]] {
             let medium = volume(UUID, 2);
             put(&medium, &other, &places);
-            let rig = Rig::open(&medium, true).unwrap();
-            assert_eq!(rig.lost_copies(), places.len() as u64);
-            drop(rig);
+            let harness = Harness::open(&medium, true).unwrap();
+            assert_eq!(harness.lost_copies(), places.len() as u64);
+            drop(harness);
             assert_own(&medium, &[], &format!("{places:?}"));
             // With the start replaced, too.
             put(&medium, &other, &places);
@@ -179,19 +179,21 @@ fn all_superblocks_of_another_volume_leave_remains_that_are_the_owners() {
 
 /// The other records that are reported as foreign, after everything was read.
 fn foreign(medium: &TestMedium) -> Vec<(&'static str, u64)> {
-    let rig = Rig::open(medium, true).unwrap();
-    assert_eq!(rig.read(0, 64).unwrap(), content(1));
-    drop(rig.verify());
-    rig.run(rig.gate.device().reserved.read(&medium.clone(), ReservedArea::GroupLabel)).unwrap();
-    rig.gate.device().block_map.groups.lost_copies().foreign()
+    let harness = Harness::open(medium, true).unwrap();
+    assert_eq!(harness.read(0, 64).unwrap(), content(1));
+    drop(harness.verify());
+    harness.run(harness.gate.device().reserved.read(&medium.clone(), ReservedArea::GroupLabel)).unwrap();
+    harness.gate.device().block_map.groups.lost_copies().foreign()
 }
 
 #[test]
 fn foreign_records_of_every_structure_are_named_and_damage_of_one_is_not() {
     let label = |medium: &TestMedium, of: &[u8]| {
-        let rig = Rig::open(medium, false).unwrap();
-        rig.run(rig.gate.execute(Request::write_reserved(ReservedArea::GroupLabel, Slice::copy_from(of)))).unwrap();
-        rig.close();
+        let harness = Harness::open(medium, false).unwrap();
+        harness
+            .run(harness.gate.execute(Request::write_reserved(ReservedArea::GroupLabel, Slice::copy_from(of))))
+            .unwrap();
+        harness.close();
     };
     let (own, other) = (volume(UUID, 2), volume(OTHER, 5));
     label(&own, b"own");
@@ -211,9 +213,9 @@ fn foreign_records_of_every_structure_are_named_and_damage_of_one_is_not() {
         put(&medium, &other, &places);
         assert!(matches!(foreign(&medium)[..], [(found, records)] if found == place && records >= 2), "{place}");
         // The next open for writing rewrites all of them.
-        let rig = Rig::open(&medium, false).unwrap();
-        rig.verify().unwrap();
-        rig.close();
+        let harness = Harness::open(&medium, false).unwrap();
+        harness.verify().unwrap();
+        harness.close();
         assert_eq!(foreign(&medium), [], "{place}");
         // The same number of damaged records does not count as another volume's.
         let medium = own.copy();
@@ -248,9 +250,9 @@ fn remains_are_those_of_the_volume_that_most_places_name_and_not_of_what_there_i
     let options =
         CreateOptions { block_size: SIZE, capacity_blocks: BLOCKS, protection, uuid: UUID, preallocate: false };
     block_on(create(&made, &options)).unwrap();
-    let rig = Rig::open(&made, false).unwrap();
-    rig.write(500, &pattern(1, 2 * SIZE.bytes())).unwrap();
-    rig.close();
+    let harness = Harness::open(&made, false).unwrap();
+    harness.write(500, &pattern(1, 2 * SIZE.bytes())).unwrap();
+    harness.close();
     assert_eq!(found(&wiped(made)).unwrap(), Seed::of(&UUID));
     // Half of the places each: unclear.
     let own = volume(UUID, 2);
@@ -281,7 +283,7 @@ fn a_medium_of_two_volumes_is_refused_by_both_names_and_read_as_the_one_that_is_
     }
     let chosen = OpenOptions { identity: Some(UUID), ..reading() };
     assert_eq!(opened(&medium, &chosen).unwrap().uuid, UUID);
-    assert_eq!(Rig::open_with(&medium, chosen).unwrap().read(0, 64).unwrap(), content(1));
+    assert_eq!(Harness::open_with(&medium, chosen).unwrap().read(0, 64).unwrap(), content(1));
     // It opens for reading only, and not under a third identity.
     let written = opened(&medium, &OpenOptions { read_only: false, ..chosen });
     assert!(matches!(written, Err(VolumeError::Identity(IdentityError::Unproven(UUID)))), "{written:?}");
@@ -300,27 +302,27 @@ fn a_superblock_that_nothing_confirms_opens_for_reading_only_and_calls_nothing_u
         opened(&blank, &OpenOptions { read_only: false, ..reading() }),
         Err(VolumeError::Identity(IdentityError::Unproven(UUID)))
     ));
-    let rig = Rig::open(&blank, true).unwrap();
+    let harness = Harness::open(&blank, true).unwrap();
     for lba in [0, 63, 64, BLOCKS - 1] {
-        assert!(rig.read(lba, 1).is_err(), "block {lba} is no zeroes");
+        assert!(harness.read(lba, 1).is_err(), "block {lba} is no zeroes");
     }
     assert!(before == *blank.bytes.borrow());
     // A new volume is certain by its group maps.
     let new = volume(UUID, 0);
-    assert_eq!(Rig::open(&new, false).unwrap().read(0, 1).unwrap(), vec![0; SIZE.bytes()]);
+    assert_eq!(Harness::open(&new, false).unwrap().read(0, 1).unwrap(), vec![0; SIZE.bytes()]);
 }
 
 #[test]
 fn superblocks_log_and_high_water_marks_of_yesterday_are_found_by_pages_that_are_newer_and_a_crash_is_none() {
     let told = |medium: &TestMedium, options: OpenOptions| {
-        let rig = Rig::open_with(medium, options).unwrap();
+        let harness = Harness::open_with(medium, options).unwrap();
         let extent = Extent::from_raw(0, BLOCKS).unwrap();
-        let verified = rig.run(rig.gate.execute(Request::verify(extent, Expectations::NONE)));
+        let verified = harness.run(harness.gate.execute(Request::verify(extent, Expectations::NONE)));
         let complete = match verified {
             Ok(Response::Verified(stats)) => stats.coverage.is_complete(),
             other => panic!("{other:?}"),
         };
-        (rig.gate.device().freshness().why_older(), complete)
+        (harness.gate.device().freshness().why_older(), complete)
     };
     let medium = volume(UUID, 1);
     let yesterday = medium.copy();
@@ -338,12 +340,12 @@ fn superblocks_log_and_high_water_marks_of_yesterday_are_found_by_pages_that_are
     let start = volume(UUID, 1);
     for stop in 0..60 {
         let medium = start.copy();
-        let rig = Rig::open(&medium, false).unwrap();
-        rig.write(30, &content(5)).unwrap();
-        rig.flush().unwrap();
+        let harness = Harness::open(&medium, false).unwrap();
+        harness.write(30, &content(5)).unwrap();
+        harness.flush().unwrap();
         medium.changes_left.set(stop);
-        drop(rig.run(rig.gate.device().close()));
-        drop(rig);
+        drop(harness.run(harness.gate.device().close()));
+        drop(harness);
         medium.changes_left.set(u64::MAX);
         for _ in 0..3 {
             assert_eq!(told(&medium, reading()), (None, true), "stopped after {stop}");
@@ -379,9 +381,9 @@ fn a_volume_that_was_made_over_another_is_its_own_and_needs_nothing_of_it() {
         if restored {
             put(&medium, &old, &[(0, START)]);
         }
-        let rig = Rig::open(&medium, false).unwrap();
-        assert_eq!(rig.read(0, 1).unwrap(), vec![0; SIZE.bytes()], "{restored}");
-        rig.close();
+        let harness = Harness::open(&medium, false).unwrap();
+        assert_eq!(harness.read(0, 1).unwrap(), vec![0; SIZE.bytes()], "{restored}");
+        harness.close();
         used(&medium, 2);
         assert_own(&medium, &[], "made over another");
     }

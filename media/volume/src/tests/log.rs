@@ -8,7 +8,7 @@ use sealblock_block::{Device, Expectations, Request, Response, WhyUnchecked};
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use super::setup::{Harness, TestClock, TestMedium, created, pattern, protection};
 use crate::format::{Layout, LogSector, Seed};
 use crate::options::Mutation;
 use crate::{OpenOptions, OpenVolume, VolumeError, open};
@@ -43,22 +43,22 @@ impl Crashed {
     /// Flushes commits of these numbers of blocks, as many as the log takes without a checkpoint, and stops.
     fn after(size: BlockSize, sector: u32, commits: impl IntoIterator<Item = u64>, has_second_copy: bool) -> Crashed {
         let medium = created(size, sector, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-        let rig = Rig::open(&medium, false).unwrap();
-        let layout = rig.gate.device().layout;
+        let harness = Harness::open(&medium, false).unwrap();
+        let layout = harness.gate.device().layout;
         let mut last = vec![0; BLOCKS as usize];
         let mut seed = 0;
         let mut flush = |start: u64, blocks: u64, last: &mut Vec<u64>| {
             for lba in start..start + blocks {
                 seed += 1;
                 last[lba as usize] = seed;
-                rig.write(lba, &pattern(seed, size_of(1, &layout))).unwrap();
+                harness.write(lba, &pattern(seed, size_of(1, &layout))).unwrap();
             }
-            rig.flush().unwrap();
+            harness.flush().unwrap();
         };
         flush(0, BLOCKS, &mut last);
         (0..layout.log_sectors() + 3).for_each(|round| flush(round % BLOCKS, 1, &mut last));
-        rig.wait(Duration::from_secs(5));
-        let log = &rig.gate.device().log;
+        harness.wait(Duration::from_secs(5));
+        let log = &harness.gate.device().log;
         let tail = log.tail.get();
         assert_eq!(tail, log.next.get(), "the log is empty");
         let earlier = medium.bytes.borrow().clone();
@@ -71,12 +71,12 @@ impl Crashed {
             logs.push(medium.bytes.borrow()[bytes.clone()].to_vec());
         }
         if has_second_copy {
-            rig.wait(SETTLED);
+            harness.wait(SETTLED);
             before.clone_from(&last);
         }
-        assert_eq!(rig.gate.device().log.tail.get(), tail, "the log is live");
-        let next = rig.gate.device().log.next.get();
-        drop(rig);
+        assert_eq!(harness.gate.device().log.tail.get(), tail, "the log is live");
+        let next = harness.gate.device().log.next.get();
+        drop(harness);
         Crashed { medium, layout, earlier, last, before, tail, next, logs }
     }
 
@@ -91,12 +91,12 @@ impl Crashed {
                 "stale" => medium.bytes.borrow_mut()[range.clone()].copy_from_slice(&self.earlier[range]),
                 _ => medium.unreadable.set((from, to)),
             }
-            let rig = Rig::open(&medium, read_only).unwrap_or_else(|why| panic!("{what} {from}..{to}: {why}"));
+            let harness = Harness::open(&medium, read_only).unwrap_or_else(|why| panic!("{what} {from}..{to}: {why}"));
             for (lba, seed) in (0..).zip(last) {
-                let is_right = rig.read(lba, 1).unwrap() == pattern(*seed, size_of(1, &self.layout));
+                let is_right = harness.read(lba, 1).unwrap() == pattern(*seed, size_of(1, &self.layout));
                 assert!(is_right, "{what} {from}..{to} of {:?}: block {lba}", (self.tail, self.next));
             }
-            rig.verify().unwrap();
+            harness.verify().unwrap();
         }
     }
 
@@ -203,31 +203,31 @@ fn a_sector_of_a_live_log_put_back_to_an_earlier_content_costs_the_last_small_co
 
 #[test]
 fn small_commits_join_the_sector_before_as_long_as_there_is_room_and_no_block_of_theirs_is_there() {
-    let rig = Rig::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    let log = &rig.gate.device().log;
+    let harness = Harness::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let log = &harness.gate.device().log;
     let flush = |lba: u64| {
-        let (written, syncs) = (rig.medium.written_bytes.get(), rig.medium.syncs.get());
-        rig.write(lba, &pattern(lba, 4096)).unwrap();
-        rig.flush().unwrap();
-        assert_eq!(rig.medium.written_bytes.get() - written, 4096 + 512);
-        assert_eq!(rig.medium.syncs.get() - syncs, 1);
+        let (written, syncs) = (harness.medium.written_bytes.get(), harness.medium.syncs.get());
+        harness.write(lba, &pattern(lba, 4096)).unwrap();
+        harness.flush().unwrap();
+        assert_eq!(harness.medium.written_bytes.get() - written, 4096 + 512);
+        assert_eq!(harness.medium.syncs.get() - syncs, 1);
         log.next.get()
     };
-    rig.write(63, &pattern(1, 4096)).unwrap();
-    rig.flush().unwrap();
-    rig.wait(Duration::from_secs(5));
+    harness.write(63, &pattern(1, 4096)).unwrap();
+    harness.flush().unwrap();
+    harness.wait(Duration::from_secs(5));
     let first = log.next.get();
     assert_eq!((0..15).map(flush).max(), Some(first + 1), "fifteen in the first");
     assert_eq!((15..29).map(flush).max(), Some(first + 2), "fourteen and one repeated");
     assert_eq!(flush(29), first + 3);
     assert_eq!(flush(29), first + 4, "two of one block would have one generation");
-    rig.wait(SETTLED);
+    harness.wait(SETTLED);
     assert_eq!(flush(30), first + 5, "what has its second copy says that it is durable as a whole");
-    rig.wait(Duration::from_secs(5));
+    harness.wait(Duration::from_secs(5));
     assert_eq!(flush(31), first + 6, "the block map has the sector before");
-    let medium = rig.medium.clone();
-    drop(rig);
-    let again = Rig::open(&medium, false).unwrap();
+    let medium = harness.medium.clone();
+    drop(harness);
+    let again = Harness::open(&medium, false).unwrap();
     (0..32).for_each(|lba| assert!(again.read(lba, 1).unwrap() == pattern(lba, 4096)));
 }
 
@@ -235,19 +235,19 @@ fn small_commits_join_the_sector_before_as_long_as_there_is_room_and_no_block_of
 fn a_commit_that_joins_a_sector_beside_a_checkpoint_is_not_taken_for_one_in_the_map_pages() {
     for mutation in [Mutation::None, Mutation::JoinTaken] {
         let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-        let rig = Rig::open_with(&medium, OpenOptions { mutation, ..OpenOptions::default() }).unwrap();
-        rig.write(0, &pattern(1, 4096)).unwrap();
-        rig.flush().unwrap();
-        hold_tables(&rig);
-        rig.gate.device().checkpoints.request();
-        rig.idle();
+        let harness = Harness::open_with(&medium, OpenOptions { mutation, ..OpenOptions::default() }).unwrap();
+        harness.write(0, &pattern(1, 4096)).unwrap();
+        harness.flush().unwrap();
+        hold_tables(&harness);
+        harness.gate.device().checkpoints.request();
+        harness.idle();
         // A checkpoint is in flight and includes the sector.
-        rig.write(1, &pattern(2, 4096)).unwrap();
-        rig.flush().unwrap();
-        rig.medium.let_all_go();
-        rig.idle();
-        drop(rig);
-        let again = Rig::open(&medium, true).unwrap();
+        harness.write(1, &pattern(2, 4096)).unwrap();
+        harness.flush().unwrap();
+        harness.medium.let_all_go();
+        harness.idle();
+        drop(harness);
+        let again = Harness::open(&medium, true).unwrap();
         assert_eq!(again.read(0, 1).unwrap(), pattern(1, 4096));
         assert_eq!(again.read(1, 1).unwrap() == pattern(2, 4096), mutation == Mutation::None, "{mutation:?}");
     }
@@ -281,11 +281,11 @@ fn a_log_that_lost_a_sector_in_both_places_is_read_and_not_written_and_never_cal
         let description = open_described(&medium, true).unwrap().description;
         assert!(description.log_lost > 0 && !description.is_clean);
         let options = OpenOptions { read_only: true, accept_older: true, ..OpenOptions::default() };
-        let rig = Rig::open_with(&medium, options).unwrap();
+        let harness = Harness::open_with(&medium, options).unwrap();
         let extent = Extent::from_raw(0, BLOCKS).unwrap();
         let verify = Request::verify(extent, Expectations::NONE);
         // A block whose write is lost is as it was before, or bad if its physical block has been reused since.
-        let coverage = match rig.run(rig.gate.execute(verify)) {
+        let coverage = match harness.run(harness.gate.execute(verify)) {
             Ok(Response::Verified(verified)) => verified.coverage,
             Ok(other) => panic!("a verify was answered with {other:?}"),
             Err(error) => {
@@ -315,21 +315,21 @@ fn a_sector_that_is_repeated_in_part_is_lost_where_both_its_places_are() {
 }
 
 /// A volume with two small commits of one block, in the sectors after the anchor.
-fn with_two_commits() -> Rig {
-    let rig = Rig::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+fn with_two_commits() -> Harness {
+    let harness = Harness::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
     for seed in [1, 2] {
-        rig.write(5, &pattern(seed, 4096)).unwrap();
-        rig.flush().unwrap();
+        harness.write(5, &pattern(seed, 4096)).unwrap();
+        harness.flush().unwrap();
     }
-    rig
+    harness
 }
 
 /// The durable_seq and the number of repeated map entries of a log sector, in the place where it was written first, and
 /// in the other place.
-fn found(rig: &Rig, sequence: u64) -> [Option<(u64, usize)>; 2] {
+fn found(harness: &Harness, sequence: u64) -> [Option<(u64, usize)>; 2] {
     [sequence, sequence + 1].map(|region| {
-        let at = rig.gate.device().layout.log_sector_offset(sequence, region) as usize;
-        let bytes = &rig.medium.bytes.borrow()[at..at + 512];
+        let at = harness.gate.device().layout.log_sector_offset(sequence, region) as usize;
+        let bytes = &harness.medium.bytes.borrow()[at..at + 512];
         let sector = LogSector::decode(bytes, Seed::of(&super::setup::UUID)).ok()?;
         Some((sector.header.durable_seq, sector.repeats().len()))
     })
@@ -337,31 +337,31 @@ fn found(rig: &Rig, sequence: u64) -> [Option<(u64, usize)>; 2] {
 
 #[test]
 fn the_last_small_commit_gets_its_second_copy_when_no_other_follows() {
-    let rig = with_two_commits();
-    let done = || (rig.medium.written_bytes.get(), rig.medium.syncs.get());
-    rig.wait(SETTLED - Duration::from_millis(1));
-    assert_eq!(found(&rig, 2), [Some((2, 1)), None], "not before the time");
+    let harness = with_two_commits();
+    let done = || (harness.medium.written_bytes.get(), harness.medium.syncs.get());
+    harness.wait(SETTLED - Duration::from_millis(1));
+    assert_eq!(found(&harness, 2), [Some((2, 1)), None], "not before the time");
     let before = done();
-    rig.wait(Duration::from_millis(1));
-    assert_eq!(found(&rig, 2), [Some((2, 1)), Some((3, 1))]);
+    harness.wait(Duration::from_millis(1));
+    assert_eq!(found(&harness, 2), [Some((2, 1)), Some((3, 1))]);
     // Including both copies of the high-water mark.
     assert_eq!(done(), (before.0 + 3 * 512, before.1 + 1));
-    rig.wait(Duration::from_secs(1));
+    harness.wait(Duration::from_secs(1));
     assert_eq!(done(), (before.0 + 3 * 512, before.1 + 1), "once");
-    rig.write(6, &pattern(3, 4096)).unwrap();
-    rig.flush().unwrap();
-    assert_eq!(found(&rig, 3), [Some((3, 0)), None], "the next one has nothing to repeat");
+    harness.write(6, &pattern(3, 4096)).unwrap();
+    harness.flush().unwrap();
+    assert_eq!(found(&harness, 3), [Some((3, 0)), None], "the next one has nothing to repeat");
 }
 
 #[test]
 fn damage_to_the_data_of_the_last_commit_is_no_lost_write_once_the_commit_has_two_copies() {
     for (wait, is_damage) in [(Duration::ZERO, false), (SETTLED, true)] {
-        let rig = with_two_commits();
-        rig.wait(wait);
-        super::recovery::lose_data(&rig, 5);
-        let medium = rig.medium.clone();
-        drop(rig);
-        let read = Rig::open(&medium, true).unwrap().read(5, 1);
+        let harness = with_two_commits();
+        harness.wait(wait);
+        super::recovery::lose_data(&harness, 5);
+        let medium = harness.medium.clone();
+        drop(harness);
+        let read = Harness::open(&medium, true).unwrap().read(5, 1);
         match is_damage {
             true => assert_eq!(read.unwrap_err().bad_blocks().unwrap().as_slice()[0].lba, Lba::new(5)),
             false => assert_eq!(read.unwrap(), pattern(1, 4096)),
@@ -371,76 +371,76 @@ fn damage_to_the_data_of_the_last_commit_is_no_lost_write_once_the_commit_has_tw
 
 #[test]
 fn unflushed_writes_do_not_delay_the_second_copy() {
-    let rig = Rig::new(BlockSize::B4096, BLOCKS, None);
-    rig.write(5, &pattern(1, 4096)).unwrap();
-    rig.flush().unwrap();
-    rig.wait(Duration::from_millis(100));
-    rig.write(6, &pattern(2, 4096)).unwrap();
-    let syncs = rig.medium.syncs.get();
-    rig.wait(Duration::from_millis(100));
-    assert_eq!(rig.medium.syncs.get() - syncs, 1);
-    assert_eq!(rig.gate.device().memtable.active_len(), 1, "and need not be committed for it");
+    let harness = Harness::new(BlockSize::B4096, BLOCKS, None);
+    harness.write(5, &pattern(1, 4096)).unwrap();
+    harness.flush().unwrap();
+    harness.wait(Duration::from_millis(100));
+    harness.write(6, &pattern(2, 4096)).unwrap();
+    let syncs = harness.medium.syncs.get();
+    harness.wait(Duration::from_millis(100));
+    assert_eq!(harness.medium.syncs.get() - syncs, 1);
+    assert_eq!(harness.gate.device().memtable.active_len(), 1, "and need not be committed for it");
 }
 
 #[test]
 fn whatever_else_the_worker_has_to_do_does_not_keep_the_second_copy_waiting() {
-    let rig = with_two_commits();
+    let harness = with_two_commits();
     for _ in 0..4 {
-        rig.wait(SETTLED / 4);
+        harness.wait(SETTLED / 4);
         // A writer waits for space, but there is nothing to commit.
-        rig.gate.device().commits.request_space();
-        rig.idle();
+        harness.gate.device().commits.request_space();
+        harness.idle();
     }
-    assert_eq!(found(&rig, 2), [Some((2, 1)), Some((3, 1))]);
+    assert_eq!(found(&harness, 2), [Some((2, 1)), Some((3, 1))]);
 }
 
 /// Holds writes to a volume's map pages, so that no checkpoint ends.
-fn hold_tables(rig: &Rig) {
-    let group = rig.gate.device().layout.block_group(0).unwrap();
+fn hold_tables(harness: &Harness) {
+    let group = harness.gate.device().layout.block_group(0).unwrap();
     // Up to the high-water mark, which follows them.
-    rig.medium.held.set((rig.gate.device().layout.groups_offset(), group.second_offset - 512));
+    harness.medium.held.set((harness.gate.device().layout.groups_offset(), group.second_offset - 512));
 }
 
 #[test]
 fn a_flush_beside_a_checkpoint_waits_for_its_own_log_write_only() {
-    let rig = Rig::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
-    rig.write(0, &pattern(1, 4096)).unwrap();
-    rig.flush().unwrap();
-    let tail = rig.gate.device().log.tail.get();
-    hold_tables(&rig);
-    rig.wait(Duration::from_secs(5));
+    let harness = Harness::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
+    harness.write(0, &pattern(1, 4096)).unwrap();
+    harness.flush().unwrap();
+    let tail = harness.gate.device().log.tail.get();
+    hold_tables(&harness);
+    harness.wait(Duration::from_secs(5));
     for seed in 2..20 {
-        let (written, syncs) = (rig.medium.written_bytes.get(), rig.medium.syncs.get());
-        rig.write(seed, &pattern(seed, 4096)).unwrap();
-        rig.flush().unwrap();
-        assert_eq!((rig.medium.written_bytes.get() - written, rig.medium.syncs.get() - syncs), (4096 + 512, 1));
+        let (written, syncs) = (harness.medium.written_bytes.get(), harness.medium.syncs.get());
+        harness.write(seed, &pattern(seed, 4096)).unwrap();
+        harness.flush().unwrap();
+        assert_eq!((harness.medium.written_bytes.get() - written, harness.medium.syncs.get() - syncs), (4096 + 512, 1));
     }
-    assert_eq!(rig.gate.device().log.tail.get(), tail, "the premise: the checkpoint has not ended");
-    rig.medium.let_all_go();
-    rig.idle();
-    let log = &rig.gate.device().log;
+    assert_eq!(harness.gate.device().log.tail.get(), tail, "the premise: the checkpoint has not ended");
+    harness.medium.let_all_go();
+    harness.idle();
+    let log = &harness.gate.device().log;
     assert!(log.tail.get() > tail && log.tail.get() < log.next.get(), "it ends where it began");
-    let medium = rig.medium.clone();
-    drop(rig);
-    let again = Rig::open(&medium, false).unwrap();
+    let medium = harness.medium.clone();
+    drop(harness);
+    let again = Harness::open(&medium, false).unwrap();
     (2..20).for_each(|seed| assert!(again.read(seed, 1).unwrap() == pattern(seed, 4096)));
 }
 
 #[test]
 fn a_full_log_waits_for_the_checkpoint_and_goes_on_behind_it() {
-    let rig = Rig::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
-    let sectors = rig.gate.device().layout.log_sectors();
-    hold_tables(&rig);
+    let harness = Harness::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
+    let sectors = harness.gate.device().layout.log_sectors();
+    hold_tables(&harness);
     let write = |round: u64| {
-        rig.write(round % BLOCKS, &pattern(round, 4096)).unwrap();
-        rig.run(async {
+        harness.write(round % BLOCKS, &pattern(round, 4096)).unwrap();
+        harness.run(async {
             let mut polls = 0;
             let stalled = std::future::poll_fn(|cx| {
                 polls += 1;
                 cx.waker().wake_by_ref();
                 if polls > 1000 { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
             });
-            match select(Box::pin(rig.gate.execute(Request::flush())), stalled).await {
+            match select(Box::pin(harness.gate.execute(Request::flush())), stalled).await {
                 Either::Left((flushed, _)) => flushed.map(|_| true).unwrap(),
                 Either::Right(_) => false,
             }
@@ -450,76 +450,76 @@ fn a_full_log_waits_for_the_checkpoint_and_goes_on_behind_it() {
     let max = 14 * (sectors - 1);
     let flushed = (0..2 * max).find(|round| !write(*round)).unwrap();
     assert!((max - 28..=max + 1).contains(&flushed), "{flushed} of {max}");
-    rig.medium.let_all_go();
-    rig.flush().unwrap();
+    harness.medium.let_all_go();
+    harness.flush().unwrap();
     let end = 2 * max / BLOCKS * BLOCKS;
     assert!((flushed + 1..end).all(write));
-    let again = Rig::open(&rig.close(), true).unwrap();
+    let again = Harness::open(&harness.close(), true).unwrap();
     again.verify().unwrap();
     (0..BLOCKS).for_each(|lba| assert!(again.read(lba, 1).unwrap() == pattern(end - BLOCKS + lba, 4096)));
 }
 
 #[test]
 fn what_is_written_while_a_commit_waits_for_room_is_committed_too() {
-    let rig = Rig::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
-    hold_tables(&rig);
-    let log = &rig.gate.device().log;
-    let sectors = rig.gate.device().layout.log_sectors();
+    let harness = Harness::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
+    hold_tables(&harness);
+    let log = &harness.gate.device().log;
+    let sectors = harness.gate.device().layout.log_sectors();
     // One sector is the anchor.
     for round in 1..sectors {
         // Commits of the same block do not share a sector.
-        rig.write(63, &pattern(round, 4096)).unwrap();
-        rig.flush().unwrap();
+        harness.write(63, &pattern(round, 4096)).unwrap();
+        harness.flush().unwrap();
     }
     assert_eq!(log.next.get() - log.tail.get(), sectors, "the log is full");
-    rig.write(0, &pattern(1, 4096)).unwrap();
-    rig.wait(Duration::from_secs(1));
+    harness.write(0, &pattern(1, 4096)).unwrap();
+    harness.wait(Duration::from_secs(1));
     // A commit of one block waits now, for the room of one block.
-    rig.write(1, &pattern(2, 40 * 4096)).unwrap();
-    rig.medium.let_all_go();
-    rig.flush().unwrap();
-    let medium = rig.medium.clone();
-    drop(rig);
-    let again = Rig::open(&medium, true).unwrap();
+    harness.write(1, &pattern(2, 40 * 4096)).unwrap();
+    harness.medium.let_all_go();
+    harness.flush().unwrap();
+    let medium = harness.medium.clone();
+    drop(harness);
+    let again = Harness::open(&medium, true).unwrap();
     assert!(again.read(0, 1).unwrap() == pattern(1, 4096) && again.read(1, 40).unwrap() == pattern(2, 40 * 4096));
 }
 
 #[test]
 fn a_log_that_cannot_be_read_at_all_is_not_taken_for_an_empty_one_unless_the_superblock_says_so() {
-    let rig = with_two_commits();
-    let layout = rig.gate.device().layout;
+    let harness = with_two_commits();
+    let layout = harness.gate.device().layout;
     let log = (layout.log_offset(), layout.log_offset() + layout.log_bytes());
-    let medium = rig.medium.clone();
-    drop(rig);
+    let medium = harness.medium.clone();
+    drop(harness);
     medium.unreadable.set(log);
     assert!(matches!(open_described(&medium, false).err(), Some(VolumeError::LogDamaged { sequence: 0, .. })));
     assert!(open_described(&medium, true).unwrap().description.log_lost > 0);
     medium.unreadable.set((0, 0));
-    let rig = Rig::open(&medium, false).unwrap();
-    assert_eq!(rig.read(5, 1).unwrap(), pattern(2, 4096));
-    let medium = rig.close();
+    let harness = Harness::open(&medium, false).unwrap();
+    assert_eq!(harness.read(5, 1).unwrap(), pattern(2, 4096));
+    let medium = harness.close();
     medium.unreadable.set(log);
     let opened = open_described(&medium, true).unwrap();
     assert!(opened.description.is_clean && opened.description.log_lost == 0);
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(6, &pattern(3, 4096)).unwrap();
-    rig.flush().unwrap();
-    drop(rig);
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(6, &pattern(3, 4096)).unwrap();
+    harness.flush().unwrap();
+    drop(harness);
     // Since then the superblock says that the log may have entries.
     assert!(matches!(open_described(&medium, false).err(), Some(VolumeError::LogDamaged { .. })));
     medium.unreadable.set((0, 0));
-    let again = Rig::open(&medium, false).unwrap();
+    let again = Harness::open(&medium, false).unwrap();
     assert_eq!([5, 6].map(|lba| again.read(lba, 1).unwrap()), [pattern(2, 4096), pattern(3, 4096)]);
 }
 
 #[test]
 fn a_part_of_a_great_commit_says_nothing_of_what_only_its_first_sector_repeats() {
-    let rig = with_two_commits();
-    let (layout, first) = (rig.gate.device().layout, rig.gate.device().log.next.get());
-    rig.write(10, &pattern(3, 40 * 4096)).unwrap();
-    rig.flush().unwrap();
-    let medium = rig.medium.clone();
-    drop(rig);
+    let harness = with_two_commits();
+    let (layout, first) = (harness.gate.device().layout, harness.gate.device().log.next.get());
+    harness.write(10, &pattern(3, 40 * 4096)).unwrap();
+    harness.flush().unwrap();
+    let medium = harness.medium.clone();
+    drop(harness);
     let wipe = |sequence: u64, region: u64| {
         let at = layout.log_sector_offset(sequence, region) as usize;
         medium.bytes.borrow_mut()[at..at + 512].fill(0);
@@ -527,9 +527,9 @@ fn a_part_of_a_great_commit_says_nothing_of_what_only_its_first_sector_repeats()
     // After the crash all but its first sector exist; then the only place of the previous commit is lost, too.
     wipe(first, 0);
     wipe(first, 1);
-    let rig = Rig::open(&medium.copy(), false).unwrap();
-    assert_eq!(rig.read(5, 1).unwrap(), pattern(2, 4096));
+    let harness = Harness::open(&medium.copy(), false).unwrap();
+    assert_eq!(harness.read(5, 1).unwrap(), pattern(2, 4096));
     wipe(first - 1, first - 1);
-    let rig = Rig::open(&medium, false).unwrap();
-    assert_eq!(rig.read(5, 1).unwrap(), pattern(1, 4096), "as if it had been the last");
+    let harness = Harness::open(&medium, false).unwrap();
+    assert_eq!(harness.read(5, 1).unwrap(), pattern(1, 4096), "as if it had been the last");
 }

@@ -11,7 +11,7 @@ use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
-use super::setup::{Rig, TestClock, TestMedium, created, freshness, opened, pattern, protection};
+use super::setup::{Harness, TestClock, TestMedium, created, freshness, opened, pattern, protection};
 use crate::format::{LogHeader, LogSector, SUPERBLOCK_OFFSETS, Seed, Superblock};
 use crate::options::Mutation;
 use crate::{OpenOptions, VolumeError, open};
@@ -42,22 +42,22 @@ impl InUse {
     }
 
     fn on(medium: TestMedium, has_checkpoint: bool) -> InUse {
-        let rig = Rig::open(&medium, false).unwrap();
+        let harness = Harness::open(&medium, false).unwrap();
         let yesterday = medium.bytes.borrow().clone();
         let flush = |seed| {
-            rig.write(0, &pattern(seed, BLOCKS as usize * 4096)).unwrap();
-            rig.flush().unwrap();
+            harness.write(0, &pattern(seed, BLOCKS as usize * 4096)).unwrap();
+            harness.flush().unwrap();
         };
         let mut last = 1;
         flush(last);
         if has_checkpoint {
-            rig.wait(CHECKPOINTED);
+            harness.wait(CHECKPOINTED);
             last += 1;
             flush(last);
         }
-        let layout = rig.gate.device().layout;
+        let layout = harness.gate.device().layout;
         let (from, bytes) = (layout.log_offset() as usize, layout.log_bytes() as usize);
-        drop(rig);
+        drop(harness);
         InUse { medium, yesterday, log: from..from + bytes, second: from + bytes / 2, last }
     }
 
@@ -93,17 +93,17 @@ fn all() -> Extent {
 fn an_empty_log_is_not_taken_for_lost_where_one_copy_of_the_sector_before_it_is_damaged() {
     for commits in 1..6 {
         let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-        let rig = Rig::open(&medium, false).unwrap();
+        let harness = Harness::open(&medium, false).unwrap();
         for seed in 0..commits {
             // A small commit has one copy; the checkpoint after it comes before the second one is due.
-            rig.write(seed, &pattern(seed, 4096)).unwrap();
-            rig.flush().unwrap();
+            harness.write(seed, &pattern(seed, 4096)).unwrap();
+            harness.flush().unwrap();
         }
-        rig.gate.device().checkpoints.request();
-        rig.idle();
-        let (tail, layout) = (rig.gate.device().log.tail.get(), rig.gate.device().layout);
-        assert_eq!(rig.gate.device().log.next.get(), tail, "the log is empty, and in use");
-        drop(rig);
+        harness.gate.device().checkpoints.request();
+        harness.idle();
+        let (tail, layout) = (harness.gate.device().log.tail.get(), harness.gate.device().layout);
+        assert_eq!(harness.gate.device().log.next.get(), tail, "the log is empty, and in use");
+        drop(harness);
         let place = |region| {
             let from = layout.log_sector_offset(tail - 1, region) as usize;
             from..from + 512
@@ -111,10 +111,10 @@ fn an_empty_log_is_not_taken_for_lost_where_one_copy_of_the_sector_before_it_is_
         for region in [0, 1] {
             let damaged = medium.copy();
             damaged.bytes.borrow_mut()[place(region)].fill(0);
-            let rig = opened(&damaged, false, false)
+            let harness = opened(&damaged, false, false)
                 .unwrap_or_else(|error| panic!("{commits} commits, region {region}: {error}"));
-            assert_eq!(freshness(&rig), Freshness::Current);
-            (0..commits).for_each(|seed| assert_eq!(rig.read(seed, 1).unwrap(), pattern(seed, 4096)));
+            assert_eq!(freshness(&harness), Freshness::Current);
+            (0..commits).for_each(|seed| assert_eq!(harness.read(seed, 1).unwrap(), pattern(seed, 4096)));
         }
         // Twin: without both copies nothing shows that the log is there.
         let damaged = medium.copy();
@@ -135,11 +135,11 @@ fn a_log_in_use_that_is_gone_is_refused_and_where_that_is_accepted_it_is_told_an
                 other => panic!("{what}, checkpoint {has_checkpoint}: {other:?}"),
             }
         }
-        let rig = opened(&medium, true, true).unwrap();
-        assert_eq!(freshness(&rig), LOST, "{what}");
+        let harness = opened(&medium, true, true).unwrap();
+        assert_eq!(freshness(&harness), LOST, "{what}");
         let verify = Request::verify(all(), Expectations::NONE);
         // A block whose write is lost may be bad if its physical block has been reused since.
-        let coverage = match rig.run(rig.gate.execute(verify)) {
+        let coverage = match harness.run(harness.gate.execute(verify)) {
             Ok(Response::Verified(verified)) => verified.coverage,
             Ok(other) => panic!("a verify was answered with {other:?}"),
             Err(error) => error.bad_blocks().expect("damage is named").coverage().clone(),
@@ -155,10 +155,10 @@ fn one_region_of_the_log_is_enough() {
         let crashed = InUse::new(has_checkpoint);
         for part in [crashed.log.start..crashed.second, crashed.second..crashed.log.end] {
             for read_only in [true, false] {
-                let rig = opened(&crashed.damaged(what, part.clone()), read_only, false).unwrap();
-                assert_eq!(freshness(&rig), Freshness::Current, "{what} {part:?}");
+                let harness = opened(&crashed.damaged(what, part.clone()), read_only, false).unwrap();
+                assert_eq!(freshness(&harness), Freshness::Current, "{what} {part:?}");
                 assert!(
-                    rig.read(0, BLOCKS).unwrap() == pattern(crashed.last, BLOCKS as usize * 4096),
+                    harness.read(0, BLOCKS).unwrap() == pattern(crashed.last, BLOCKS as usize * 4096),
                     "{what} {part:?}"
                 );
             }
@@ -169,17 +169,17 @@ fn one_region_of_the_log_is_enough() {
 #[test]
 fn a_closed_volume_needs_no_log_and_one_that_was_opened_since_does() {
     let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(0, &pattern(1, 4096)).unwrap();
-    let medium = rig.close();
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(0, &pattern(1, 4096)).unwrap();
+    let medium = harness.close();
     let layout = Superblock::decode(&medium.bytes.borrow()).unwrap().layout;
     let log = layout.log_offset() as usize..(layout.log_offset() + layout.log_bytes()) as usize;
     medium.bytes.borrow_mut()[log.clone()].fill(0);
-    let rig = Rig::open(&medium, false).unwrap();
-    assert_eq!((freshness(&rig), rig.read(0, 1).unwrap() == pattern(1, 4096)), (Freshness::Current, true));
-    rig.write(0, &pattern(2, 4096)).unwrap();
-    rig.flush().unwrap();
-    drop(rig);
+    let harness = Harness::open(&medium, false).unwrap();
+    assert_eq!((freshness(&harness), harness.read(0, 1).unwrap() == pattern(1, 4096)), (Freshness::Current, true));
+    harness.write(0, &pattern(2, 4096)).unwrap();
+    harness.flush().unwrap();
+    drop(harness);
     medium.bytes.borrow_mut()[log].fill(0);
     assert!(matches!(opened(&medium, true, false), Err(VolumeError::LogDamaged { .. })));
 }
@@ -189,23 +189,23 @@ fn a_closed_volume_needs_no_log_and_one_that_was_opened_since_does() {
 #[test]
 fn a_log_that_is_put_back_to_what_it_was_when_the_volume_was_closed_before_is_gone() {
     let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(0, &pattern(1, 4096)).unwrap();
-    let medium = rig.close();
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(0, &pattern(1, 4096)).unwrap();
+    let medium = harness.close();
     let layout = Superblock::decode(&medium.bytes.borrow()).unwrap().layout;
     let log = layout.log_offset() as usize..(layout.log_offset() + layout.log_bytes()) as usize;
     let yesterday = medium.bytes.borrow()[log.clone()].to_vec();
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(0, &pattern(2, 4096)).unwrap();
-    rig.flush().unwrap();
-    drop(rig);
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(0, &pattern(2, 4096)).unwrap();
+    harness.flush().unwrap();
+    drop(harness);
     let now = medium.copy();
     medium.bytes.borrow_mut()[log].copy_from_slice(&yesterday);
     assert!(matches!(opened(&medium, true, false), Err(VolumeError::LogDamaged { .. })));
-    let rig = Rig::open(&now, false).unwrap();
-    assert!(rig.read(0, 1).unwrap() == pattern(2, 4096), "the log itself is taken");
-    rig.wait(CHECKPOINTED);
-    let superblock = rig.gate.device().superblock();
+    let harness = Harness::open(&now, false).unwrap();
+    assert!(harness.read(0, 1).unwrap() == pattern(2, 4096), "the log itself is taken");
+    harness.wait(CHECKPOINTED);
+    let superblock = harness.gate.device().superblock();
     assert!(superblock.is_anchored && !superblock.is_begun, "a checkpoint moves the tail behind the anchor");
 }
 
@@ -228,9 +228,9 @@ fn the_log_of_an_older_program_is_gone_where_it_had_begun_and_no_sector_is_left_
         let medium = crashed.damaged(what, crashed.log.clone());
         assert!(matches!(opened(&medium, true, false), Err(VolumeError::LogDamaged { .. })), "{what}");
     }
-    let rig = Rig::open(&crashed.medium, false).unwrap();
-    assert!(rig.read(0, BLOCKS).unwrap() == pattern(2, BLOCKS as usize * 4096));
-    assert!(rig.gate.device().superblock().is_anchored, "recovery leaves an anchor");
+    let harness = Harness::open(&crashed.medium, false).unwrap();
+    assert!(harness.read(0, BLOCKS).unwrap() == pattern(2, BLOCKS as usize * 4096));
+    assert!(harness.gate.device().superblock().is_anchored, "recovery leaves an anchor");
 }
 
 #[test]
@@ -242,13 +242,14 @@ fn no_crash_at_any_step_of_the_anchor_is_taken_for_a_loss() {
         loop {
             let medium = start.copy();
             medium.changes_left.set(steps);
-            let is_done = Rig::open(&medium, false)
-                .is_ok_and(|rig| rig.write(0, &pattern(9, 4096)).is_ok() && rig.flush().is_ok());
+            let is_done = Harness::open(&medium, false)
+                .is_ok_and(|harness| harness.write(0, &pattern(9, 4096)).is_ok() && harness.flush().is_ok());
             medium.changes_left.set(u64::MAX);
             for read_only in [true, false] {
-                let rig = Rig::open(&medium, read_only).unwrap_or_else(|why| panic!("after {steps} changes: {why}"));
-                assert_eq!(freshness(&rig), Freshness::Current);
-                assert!(!is_done || rig.read(0, 1).unwrap() == pattern(9, 4096), "after {steps} changes");
+                let harness =
+                    Harness::open(&medium, read_only).unwrap_or_else(|why| panic!("after {steps} changes: {why}"));
+                assert_eq!(freshness(&harness), Freshness::Current);
+                assert!(!is_done || harness.read(0, 1).unwrap() == pattern(9, 4096), "after {steps} changes");
             }
             if is_done {
                 break;
@@ -264,8 +265,8 @@ fn no_crash_at_any_step_of_the_anchor_is_taken_for_a_loss() {
 #[test]
 fn two_who_begin_the_log_at_once_promise_no_anchor_before_it_is_durable() {
     let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    let rig = Rig::open(&medium, false).unwrap();
-    let volume = rig.gate.device();
+    let harness = Harness::open(&medium, false).unwrap();
+    let volume = harness.gate.device();
     let promises = |medium: &TestMedium| {
         let bytes = medium.bytes.borrow();
         let superblocks = SUPERBLOCK_OFFSETS.iter().map(|at| Superblock::decode(&bytes[*at as usize..][..512]));
@@ -307,9 +308,9 @@ fn an_anchor_that_is_promised_and_not_written_is_missed() {
     let is_missed = (0..20).any(|steps| {
         let medium = medium.copy();
         medium.changes_left.set(steps);
-        if let Ok(rig) = Rig::open_with(&medium, options) {
-            let _ = rig.write(0, &pattern(9, 4096));
-            let _ = rig.flush();
+        if let Ok(harness) = Harness::open_with(&medium, options) {
+            let _ = harness.write(0, &pattern(9, 4096));
+            let _ = harness.flush();
         }
         matches!(opened(&medium, true, false), Err(VolumeError::LogDamaged { .. }))
     });
@@ -322,29 +323,29 @@ fn a_replica_keeps_its_lost_log_until_a_block_changes_and_then_gives_it_up() {
         let crashed = InUse::new(has_checkpoint);
         let medium = crashed.damaged(what, crashed.log.clone());
         let log = medium.bytes.borrow()[crashed.log.clone()].to_vec();
-        let rig = opened(&medium, false, true).unwrap();
-        assert!(rig.gate.abilities().writable && freshness(&rig) == LOST);
+        let harness = opened(&medium, false, true).unwrap();
+        assert!(harness.gate.abilities().writable && freshness(&harness) == LOST);
         let label = Request::write_reserved(ReservedArea::GroupLabel, Slice::copy_from(b"out of sync"));
-        rig.run(rig.gate.execute(label)).unwrap();
-        rig.flush().unwrap();
-        rig.wait(CHECKPOINTED);
-        let medium = rig.close();
+        harness.run(harness.gate.execute(label)).unwrap();
+        harness.flush().unwrap();
+        harness.wait(CHECKPOINTED);
+        let medium = harness.close();
         assert!(medium.bytes.borrow()[crashed.log.clone()] == log, "{what}: the log is as it was found");
         assert!(matches!(opened(&medium, false, false), Err(VolumeError::LogDamaged { .. })), "{what}");
         medium.unreadable.set((0, 0));
         if what == "unreadable" {
             medium.bytes.borrow_mut()[crashed.log.clone()].fill(0);
         }
-        let rig = opened(&medium, false, true).unwrap();
-        let held = rig.run(rig.gate.execute(Request::read_reserved(ReservedArea::GroupLabel))).unwrap();
+        let harness = opened(&medium, false, true).unwrap();
+        let held = harness.run(harness.gate.execute(Request::read_reserved(ReservedArea::GroupLabel))).unwrap();
         assert!(matches!(held, Response::Reserved(bytes) if bytes[..] == b"out of sync"[..]));
-        rig.write(0, &pattern(7, BLOCKS as usize * 4096)).unwrap();
-        assert_eq!(freshness(&rig), Freshness::Current, "who opened it has recorded what is to be recorded");
-        rig.flush().unwrap();
-        drop(rig);
-        let rig = opened(&medium, false, false).unwrap();
-        assert!(rig.read(0, BLOCKS).unwrap() == pattern(7, BLOCKS as usize * 4096), "{what}");
-        rig.verify().unwrap();
+        harness.write(0, &pattern(7, BLOCKS as usize * 4096)).unwrap();
+        assert_eq!(freshness(&harness), Freshness::Current, "who opened it has recorded what is to be recorded");
+        harness.flush().unwrap();
+        drop(harness);
+        let harness = opened(&medium, false, false).unwrap();
+        assert!(harness.read(0, BLOCKS).unwrap() == pattern(7, BLOCKS as usize * 4096), "{what}");
+        harness.verify().unwrap();
     }
 }
 
@@ -365,7 +366,7 @@ fn closing_waits_for_a_log_that_is_being_given_up() {
         opened.worker.run(),
     ));
     closed.unwrap();
-    let rig = Rig::open(&medium, true).unwrap();
-    let is_empty = rig.read(0, BLOCKS).unwrap().iter().all(|byte| *byte == 0);
+    let harness = Harness::open(&medium, true).unwrap();
+    let is_empty = harness.read(0, BLOCKS).unwrap().iter().all(|byte| *byte == 0);
     assert!(changed.is_err() || is_empty);
 }

@@ -4,7 +4,7 @@ use futures_executor::block_on;
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_units::BlockSize;
 
-use super::setup::{Rig, TestMedium, created, pattern, protection};
+use super::setup::{Harness, TestMedium, created, pattern, protection};
 use crate::format::{Layout, SUPERBLOCK_OFFSETS};
 use crate::{CreateOptions, Recognised, Trace, VolumeError, create, open, recognise};
 
@@ -13,9 +13,9 @@ const BLOCKS: u64 = 512;
 /// A volume that was written to and closed.
 fn used() -> TestMedium {
     let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(0, &pattern(1, 64 * 4096)).unwrap();
-    rig.close()
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(0, &pattern(1, 64 * 4096)).unwrap();
+    harness.close()
 }
 
 fn third() -> usize {
@@ -53,43 +53,43 @@ fn a_volume_opens_from_any_copy_and_an_opening_for_writing_mends_the_others() {
         let gone: Vec<usize> = (0..3).filter(|at| mask >> at & 1 == 1).map(|at| places[at]).collect();
         gone.iter().for_each(|&at| wipe(&medium, at, at + 512));
         assert_eq!((recognised(&medium), lost(&medium).len()), (Recognised::Volume, gone.len()), "{mask:03b}");
-        let rig = Rig::open(&medium, true).unwrap();
-        assert_eq!(rig.read(0, 64).unwrap(), pattern(1, 64 * 4096), "{mask:03b}");
-        drop(rig);
+        let harness = Harness::open(&medium, true).unwrap();
+        assert_eq!(harness.read(0, 64).unwrap(), pattern(1, 64 * 4096), "{mask:03b}");
+        drop(harness);
         assert_eq!(lost(&medium).len(), gone.len(), "reading writes nothing");
-        drop(Rig::open(&medium, false).unwrap());
+        drop(Harness::open(&medium, false).unwrap());
         assert_eq!(lost(&medium), [], "{mask:03b}");
-        let rig = Rig::open(&medium, false).unwrap();
-        assert_eq!(rig.read(0, 64).unwrap(), pattern(1, 64 * 4096), "{mask:03b}");
-        rig.verify().unwrap();
+        let harness = Harness::open(&medium, false).unwrap();
+        assert_eq!(harness.read(0, 64).unwrap(), pattern(1, 64 * 4096), "{mask:03b}");
+        harness.verify().unwrap();
     }
 }
 
 #[test]
 fn a_wiped_start_costs_nothing_that_was_flushed() {
     let medium = used();
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(100, &pattern(2, 16 * 4096)).unwrap();
-    rig.flush().unwrap();
-    drop(rig);
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(100, &pattern(2, 16 * 4096)).unwrap();
+    harness.flush().unwrap();
+    drop(harness);
     wipe(&medium, 0, 64 << 10);
-    let rig = Rig::open(&medium, false).unwrap();
-    assert_eq!(rig.read(100, 16).unwrap(), pattern(2, 16 * 4096));
-    assert_eq!(rig.read(0, 64).unwrap(), pattern(1, 64 * 4096));
+    let harness = Harness::open(&medium, false).unwrap();
+    assert_eq!(harness.read(100, 16).unwrap(), pattern(2, 16 * 4096));
+    assert_eq!(harness.read(0, 64).unwrap(), pattern(1, 64 * 4096));
 }
 
 #[test]
 fn the_third_copy_is_never_older_than_the_log_it_needs() {
     // More commits than the log has sectors, so that old places are reused between checkpoints.
     let medium = used();
-    let rig = Rig::open(&medium, false).unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
     for round in 0..300 {
-        rig.write(round % 8, &pattern(round, 4096)).unwrap();
-        rig.flush().unwrap();
+        harness.write(round % 8, &pattern(round, 4096)).unwrap();
+        harness.flush().unwrap();
         let image = TestMedium::new(0, 512);
         *image.bytes.borrow_mut() = medium.bytes.borrow().clone();
         wipe(&image, 0, 64 << 10);
-        let copy = Rig::open(&image, true).unwrap();
+        let copy = Harness::open(&image, true).unwrap();
         assert_eq!(copy.read(round % 8, 1).unwrap(), pattern(round, 4096), "round {round}");
     }
 }
@@ -102,7 +102,7 @@ fn what_is_left_of_a_volume_is_recognised_by_any_part_of_it() {
     }
     wipe(&medium, third(), third() + 512);
     assert_eq!(traces(&medium)[..2], [Trace::Superblock(0), Trace::Superblock(32 << 10)]);
-    assert!(matches!(Rig::open(&medium, true).err(), Some(VolumeError::Superblock(_))));
+    assert!(matches!(Harness::open(&medium, true).err(), Some(VolumeError::Superblock(_))));
     wipe(&medium, 0, 64 << 10);
     let layout = Layout::new(BlockSize::B4096, 512, BLOCKS).unwrap();
     let (map, tables) = (layout.group_map_offset(0), layout.groups_offset());
@@ -129,9 +129,9 @@ fn what_is_left_of_a_volume_is_recognised_by_any_part_of_it() {
 fn map_pages_are_found_behind_logs_of_any_length() {
     for (size, sector, blocks) in [(BlockSize::B512, 512, 200_000), (BlockSize::B4096, 4096, 30_000)] {
         let medium = created(size, sector, blocks, protection(GuardKind::Crc16, ProtectionType::Type1));
-        let rig = Rig::open(&medium, false).unwrap();
-        rig.write(0, &pattern(1, 16 * size.bytes())).unwrap();
-        let medium = rig.close();
+        let harness = Harness::open(&medium, false).unwrap();
+        harness.write(0, &pattern(1, 16 * size.bytes())).unwrap();
+        let medium = harness.close();
         let tables = Layout::new(size, sector, blocks).unwrap().groups_offset();
         assert!(tables > 320 << 10);
         wipe(&medium, 0, tables as usize);

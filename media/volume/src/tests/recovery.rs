@@ -5,7 +5,7 @@ use sealblock_integrity::{Checks, Field, GuardKind, ProtectionType, Unverified};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use super::setup::{Harness, TestClock, TestMedium, created, pattern, protection};
 use crate::format::{MapEntry, SUPERBLOCK_OFFSETS, Superblock};
 use crate::map::map_page::MapLookup;
 
@@ -14,8 +14,8 @@ fn medium() -> TestMedium {
 }
 
 /// The newest map entry of a block.
-fn newest(rig: &Rig, lba: u64) -> MapEntry {
-    let volume = rig.gate.device();
+fn newest(harness: &Harness, lba: u64) -> MapEntry {
+    let volume = harness.gate.device();
     volume.memtable.get(Lba::new(lba)).unwrap_or_else(|| match volume.lookup_cached(Lba::new(lba)) {
         Some(MapLookup::Mapped(entry)) => entry,
         other => panic!("no map entry but {other:?}"),
@@ -23,51 +23,51 @@ fn newest(rig: &Rig, lba: u64) -> MapEntry {
 }
 
 /// Overwrites the data of a block's last write, as if they had never arrived.
-pub(super) fn lose_data(rig: &Rig, lba: u64) {
-    let volume = rig.gate.device();
-    let at = volume.pbn_offset(0, newest(rig, lba).pbn) as usize;
-    rig.medium.bytes.borrow_mut()[at..at + 512].fill(0xee);
+pub(super) fn lose_data(harness: &Harness, lba: u64) {
+    let volume = harness.gate.device();
+    let at = volume.pbn_offset(0, newest(harness, lba).pbn) as usize;
+    harness.medium.bytes.borrow_mut()[at..at + 512].fill(0xee);
 }
 
 #[test]
 fn the_older_superblock_does_not_bring_back_what_recovery_left_out() {
     let medium = medium();
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(0, &pattern(1, 4096)).unwrap();
-    rig.flush().unwrap();
-    rig.write(0, &pattern(2, 4096)).unwrap();
-    rig.flush().unwrap();
-    lose_data(&rig, 0);
-    drop(rig);
-    let rig = Rig::open(&medium, false).unwrap();
-    assert_eq!(rig.read(0, 1).unwrap(), pattern(1, 4096));
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(0, &pattern(1, 4096)).unwrap();
+    harness.flush().unwrap();
+    harness.write(0, &pattern(2, 4096)).unwrap();
+    harness.flush().unwrap();
+    lose_data(&harness, 0);
+    drop(harness);
+    let harness = Harness::open(&medium, false).unwrap();
+    assert_eq!(harness.read(0, 1).unwrap(), pattern(1, 4096));
     for block in 1..4 {
-        rig.write(block, &pattern(block, 4096)).unwrap();
-        rig.flush().unwrap();
+        harness.write(block, &pattern(block, 4096)).unwrap();
+        harness.flush().unwrap();
     }
-    drop(rig);
+    drop(harness);
     let write_seq = |at: u64| Superblock::decode(&medium.bytes.borrow()[at as usize..]).unwrap().write_seq;
     let newer = SUPERBLOCK_OFFSETS.into_iter().max_by_key(|at| write_seq(*at)).unwrap() as usize;
     medium.bytes.borrow_mut()[newer..newer + 512].fill(0);
-    let rig = Rig::open(&medium, false).unwrap();
-    assert_eq!(rig.read(0, 1).unwrap(), pattern(1, 4096));
-    assert_eq!(rig.read(3, 1).unwrap(), pattern(3, 4096));
-    rig.verify().unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
+    assert_eq!(harness.read(0, 1).unwrap(), pattern(1, 4096));
+    assert_eq!(harness.read(3, 1).unwrap(), pattern(3, 4096));
+    harness.verify().unwrap();
 }
 
 #[test]
 fn a_failed_sync_of_a_checkpoint_stops_writes_and_the_log_keeps_everything() {
     let medium = medium();
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(0, &pattern(1, 64 * 4096)).unwrap();
-    rig.flush().unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(0, &pattern(1, 64 * 4096)).unwrap();
+    harness.flush().unwrap();
     medium.syncs_left.set(0);
-    assert!(rig.run(rig.gate.device().close()).is_err());
-    assert!(rig.write(0, &pattern(2, 4096)).is_err());
+    assert!(harness.run(harness.gate.device().close()).is_err());
+    assert!(harness.write(0, &pattern(2, 4096)).is_err());
     medium.syncs_left.set(u64::MAX);
-    assert!(rig.write(0, &pattern(2, 4096)).is_err(), "for good");
-    drop(rig);
-    let again = Rig::open(&medium, false).unwrap();
+    assert!(harness.write(0, &pattern(2, 4096)).is_err(), "for good");
+    drop(harness);
+    let again = Harness::open(&medium, false).unwrap();
     assert!(again.read(0, 64).unwrap() == pattern(1, 64 * 4096));
     again.verify().unwrap();
 }
@@ -75,41 +75,41 @@ fn a_failed_sync_of_a_checkpoint_stops_writes_and_the_log_keeps_everything() {
 #[test]
 fn opening_for_writing_syncs_before_it_decides() {
     let medium = medium();
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(0, &pattern(1, 4096)).unwrap();
-    rig.flush().unwrap();
-    drop(rig);
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(0, &pattern(1, 4096)).unwrap();
+    harness.flush().unwrap();
+    drop(harness);
     medium.syncs_left.set(0);
-    assert!(Rig::open(&medium, false).is_err());
-    assert_eq!(Rig::open(&medium, true).unwrap().read(0, 1).unwrap(), pattern(1, 4096), "a reader decides nothing");
+    assert!(Harness::open(&medium, false).is_err());
+    assert_eq!(Harness::open(&medium, true).unwrap().read(0, 1).unwrap(), pattern(1, 4096), "a reader decides nothing");
 }
 
 #[test]
 fn a_physical_block_that_cannot_be_read_after_a_crash_is_an_unreadable_block_and_not_an_older_one() {
     let medium = medium();
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(7, &pattern(1, 4096)).unwrap();
-    rig.flush().unwrap();
-    rig.write(8, &pattern(2, 4096)).unwrap();
-    rig.write(7, &pattern(3, 4096)).unwrap();
-    rig.flush().unwrap();
-    let volume = rig.gate.device();
-    let pbn = volume.pbn_offset(0, newest(&rig, 7).pbn);
-    drop(rig);
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(7, &pattern(1, 4096)).unwrap();
+    harness.flush().unwrap();
+    harness.write(8, &pattern(2, 4096)).unwrap();
+    harness.write(7, &pattern(3, 4096)).unwrap();
+    harness.flush().unwrap();
+    let volume = harness.gate.device();
+    let pbn = volume.pbn_offset(0, newest(&harness, 7).pbn);
+    drop(harness);
     medium.unreadable.set((pbn, pbn + 4096));
     for read_only in [true, false] {
         medium.read_only.set(read_only);
         let options = crate::OpenOptions { read_only, ..crate::OpenOptions::default() };
         let told = futures_executor::block_on(crate::open(medium.copy(), TestClock::default(), &options));
         assert_eq!(told.unwrap().description.unreadable, [Lba::new(7)]);
-        let rig = Rig::open(&medium, read_only).unwrap();
-        assert_eq!(rig.read(7, 1).unwrap_err().bad_blocks().unwrap().as_slice(), [BadBlock::media(Lba::new(7))]);
-        assert_eq!(rig.read(8, 1).unwrap(), pattern(2, 4096));
+        let harness = Harness::open(&medium, read_only).unwrap();
+        assert_eq!(harness.read(7, 1).unwrap_err().bad_blocks().unwrap().as_slice(), [BadBlock::media(Lba::new(7))]);
+        assert_eq!(harness.read(8, 1).unwrap(), pattern(2, 4096));
     }
     medium.unreadable.set((0, 0));
-    let rig = Rig::open(&medium, false).unwrap();
-    assert_eq!(rig.read(7, 1).unwrap(), pattern(3, 4096), "the medium gets over it, and so does the volume");
-    rig.verify().unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
+    assert_eq!(harness.read(7, 1).unwrap(), pattern(3, 4096), "the medium gets over it, and so does the volume");
+    harness.verify().unwrap();
 }
 
 #[test]
@@ -117,14 +117,14 @@ fn blocks_whose_guard_a_host_made_wrong_survive_a_crash_as_they_are() {
     for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
         let format = protection(guard, ProtectionType::Type3);
         let medium = created(BlockSize::B4096, 512, 64, format);
-        let rig = Rig::open(&medium, false).unwrap();
+        let harness = Harness::open(&medium, false).unwrap();
         let tags = Slice::copy_from(&vec![0x11; format.unwrap().tuple_bytes()]);
         let unchecked = Unverified::new(Slice::copy_from(&pattern(1, 4096)), tags, BlockSize::B4096, format).unwrap();
         let data = unchecked.verify(&Checks::NONE).unwrap();
         let extent = Extent::from_raw(5, 1).unwrap();
-        rig.run(rig.gate.execute(Request::write(extent, data, Durability::ForceUnitAccess))).unwrap();
-        drop(rig);
-        let again = Rig::open(&medium, false).unwrap();
+        harness.run(harness.gate.execute(Request::write(extent, data, Durability::ForceUnitAccess))).unwrap();
+        drop(harness);
+        let again = Harness::open(&medium, false).unwrap();
         assert!(again.read(5, 1).unwrap() == pattern(1, 4096), "{guard:?}: it is as it was written");
         let guards = Expectations::new(Checks { guard: true, ..Checks::NONE });
         let error = again.run(again.gate.execute(Request::read(extent, guards))).unwrap_err();

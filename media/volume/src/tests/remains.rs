@@ -5,7 +5,7 @@ use sealblock_block::{Device, Durability, Expectations, Request, Response};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::{BlockSize, Extent};
 
-use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use super::setup::{Harness, TestClock, TestMedium, created, pattern, protection};
 use crate::OpenOptions;
 use crate::format::{Layout, RegionKind};
 use crate::rescue::profile::{Hints, ProfileError};
@@ -77,14 +77,14 @@ fn volumes_of_every_shape_are_found_whole_closed_and_crashed() {
             let format: Option<PiFormat> = format.and_then(|(guard, kind)| protection(guard, kind));
             let (blocks, layout) = (1500, layout(size, sector, 1500));
             let medium = created(size, sector, blocks, format);
-            let rig = Rig::open(&medium, false).unwrap();
+            let harness = Harness::open(&medium, false).unwrap();
             let data = pattern(7, 300 * size.bytes());
-            rig.write(200, &data).unwrap();
-            rig.flush().unwrap();
+            harness.write(200, &data).unwrap();
+            harness.flush().unwrap();
             if number % 2 == 0 {
-                rig.close();
+                harness.close();
             } else {
-                drop(rig);
+                drop(harness);
             }
             wipe_superblocks(&medium, &layout);
             let found = find(&medium);
@@ -105,10 +105,10 @@ fn a_round_capacity_is_preferred_and_a_written_block_never_cut_off() {
     let format = protection(GuardKind::Crc32c, ProtectionType::Type1);
     for (blocks, written) in [(2048, 2047), (2045, 2044), (2045, 5)] {
         let medium = created(BlockSize::B512, 512, blocks, format);
-        let rig = Rig::open(&medium, false).unwrap();
-        rig.write(0, &pattern(1, 512 * 4)).unwrap();
-        rig.write(written, &pattern(2, 512)).unwrap();
-        rig.close();
+        let harness = Harness::open(&medium, false).unwrap();
+        harness.write(0, &pattern(1, 512 * 4)).unwrap();
+        harness.write(written, &pattern(2, 512)).unwrap();
+        harness.close();
         wipe_superblocks(&medium, &layout(BlockSize::B512, 512, blocks));
         let found = find(&medium);
         let all = found.remains.profile.layout.capacity_blocks();
@@ -124,33 +124,33 @@ fn what_the_log_has_is_newer_than_the_map_pages_unless_its_newer_part_is_gone() 
     let (size, blocks) = (BlockSize::B4096, 512);
     let (format, layout) = (protection(GuardKind::Crc16, ProtectionType::Type1), layout(size, 512, blocks));
     let medium = created(size, 512, blocks, format);
-    let write = |rig: &Rig, seed| {
-        rig.write_durably(9, &pattern(seed, 4096), Durability::ForceUnitAccess).unwrap();
+    let write = |harness: &Harness, seed| {
+        harness.write_durably(9, &pattern(seed, 4096), Durability::ForceUnitAccess).unwrap();
     };
-    let rig = Rig::open(&medium, false).unwrap();
-    write(&rig, 1);
-    write(&rig, 2);
-    let rig = Rig::open(&rig.close(), false).unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
+    write(&harness, 1);
+    write(&harness, 2);
+    let harness = Harness::open(&harness.close(), false).unwrap();
     let log = |medium: &TestMedium| {
         let region = layout.regions().into_iter().find(|region| region.kind == RegionKind::Log(0)).unwrap();
         medium.bytes.borrow()[region.start as usize..region.end as usize].to_vec()
     };
-    let before = log(&rig.medium);
-    write(&rig, 3);
-    let after = log(&rig.medium);
+    let before = log(&harness.medium);
+    write(&harness, 3);
+    let after = log(&harness.medium);
     // After a crash: the block map has the second content, the log has the third.
-    let crashed = rig.medium.clone();
+    let crashed = harness.medium.clone();
     wipe_superblocks(&crashed, &layout);
     assert_eq!(find(&crashed).blocks[9], Some(pattern(3, 4096)));
     // After a close: the block map has the third content. If the log still has the second but lost the third, the block
     // map counts.
     let medium = created(size, 512, blocks, format);
-    let rig = Rig::open(&medium, false).unwrap();
-    write(&rig, 1);
-    write(&rig, 2);
-    let rig = Rig::open(&rig.close(), false).unwrap();
-    write(&rig, 3);
-    let closed = rig.close();
+    let harness = Harness::open(&medium, false).unwrap();
+    write(&harness, 1);
+    write(&harness, 2);
+    let harness = Harness::open(&harness.close(), false).unwrap();
+    write(&harness, 3);
+    let closed = harness.close();
     wipe_superblocks(&closed, &layout);
     assert_eq!(find(&closed).blocks[9], Some(pattern(3, 4096)));
     let region = layout.regions().into_iter().find(|region| region.kind == RegionKind::Log(0)).unwrap();
@@ -166,10 +166,10 @@ fn damaged_blocks_are_lost_and_no_others() {
     let (size, blocks) = (BlockSize::B4096, 512);
     let layout = layout(size, 512, blocks);
     let medium = created(size, 512, blocks, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    let rig = Rig::open(&medium, false).unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
     let data = pattern(3, 64 * 4096);
-    rig.write(0, &data).unwrap();
-    let medium = rig.close();
+    harness.write(0, &data).unwrap();
+    let medium = harness.close();
     wipe_superblocks(&medium, &layout);
     wipe(&medium, &layout, |kind| matches!(kind, RegionKind::Log(_)));
     medium.bytes.borrow_mut()[layout.block_group(0).unwrap().data_offset as usize + 5 * 4096 + 7] ^= 1;
@@ -206,9 +206,9 @@ fn what_is_no_volume_is_refused_and_says_why() {
     let capacity = Hints { capacity_bytes: Some(1000), ..hints };
     assert_eq!(why(&noise, &capacity), ProfileError::Hints);
     // Map entries without any data are not enough to derive a layout.
-    let rig = Rig::open(&created(BlockSize::B4096, 512, 512, format), false).unwrap();
-    rig.write(0, &pattern(3, 64 * 4096)).unwrap();
-    let medium = rig.close();
+    let harness = Harness::open(&created(BlockSize::B4096, 512, 512, format), false).unwrap();
+    harness.write(0, &pattern(3, 64 * 4096)).unwrap();
+    let medium = harness.close();
     wipe_superblocks(&medium, &layout);
     wipe(&medium, &layout, |kind| kind == RegionKind::PhysicalBlocks);
     assert!(matches!(why(&medium, &hints), ProfileError::NoData { entries } if entries >= 64));
@@ -227,9 +227,9 @@ fn a_longer_medium_needs_the_capacity_as_a_hint() {
         preallocate: false,
     };
     block_on(crate::create(&medium, &options)).unwrap();
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(590, &pattern(3, 10 * 4096)).unwrap();
-    let medium = rig.close();
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(590, &pattern(3, 10 * 4096)).unwrap();
+    let medium = harness.close();
     wipe_superblocks(&medium, &made);
     assert!(matches!(why(&medium, &Hints::default()), ProfileError::Length(_)));
     let hints = Hints { capacity_bytes: Some(600 * 4096), ..Hints::default() };

@@ -5,7 +5,7 @@ use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
-use super::setup::{Rig, TestMedium, created, pattern, protection};
+use super::setup::{Harness, TestMedium, created, pattern, protection};
 use crate::{OpenOptions, VolumeError};
 
 /// Every guard and type, and no protection information, with both block sizes.
@@ -19,18 +19,18 @@ fn shapes() -> impl Iterator<Item = (BlockSize, Option<PiFormat>)> {
 #[test]
 fn what_was_written_is_read_before_and_after_reopening() {
     for (size, format) in shapes() {
-        let rig = Rig::new(size, 700, format);
+        let harness = Harness::new(size, 700, format);
         let (first, second) = (pattern(1, 300 * size.bytes()), pattern(2, 7 * size.bytes()));
-        rig.write(100, &first).unwrap();
-        rig.write(350, &second).unwrap();
+        harness.write(100, &first).unwrap();
+        harness.write(350, &second).unwrap();
         let mut expected = vec![0; 700 * size.bytes()];
         expected[100 * size.bytes()..400 * size.bytes()].copy_from_slice(&first);
         expected[350 * size.bytes()..357 * size.bytes()].copy_from_slice(&second);
-        assert!(rig.read(0, 700).unwrap() == expected, "{size} {format:?}");
-        rig.verify().unwrap();
-        let medium = rig.close();
+        assert!(harness.read(0, 700).unwrap() == expected, "{size} {format:?}");
+        harness.verify().unwrap();
+        let medium = harness.close();
         for read_only in [true, false] {
-            let again = Rig::open(&medium, read_only).unwrap();
+            let again = Harness::open(&medium, read_only).unwrap();
             assert!(again.read(0, 700).unwrap() == expected, "{size} {format:?} read-only {read_only}");
             again.verify().unwrap();
         }
@@ -42,12 +42,12 @@ fn what_was_flushed_survives_without_closing() {
     for sector_bytes in [512, 4096] {
         let format = protection(GuardKind::Crc16, ProtectionType::Type1);
         let medium = created(BlockSize::B4096, sector_bytes, 300, format);
-        let rig = Rig::open(&medium, false).unwrap();
-        rig.write(5, &pattern(1, 20 * 4096)).unwrap();
-        rig.flush().unwrap();
-        rig.write_durably(10, &pattern(2, 4096), Durability::ForceUnitAccess).unwrap();
-        drop(rig);
-        let again = Rig::open(&medium, true).unwrap();
+        let harness = Harness::open(&medium, false).unwrap();
+        harness.write(5, &pattern(1, 20 * 4096)).unwrap();
+        harness.flush().unwrap();
+        harness.write_durably(10, &pattern(2, 4096), Durability::ForceUnitAccess).unwrap();
+        drop(harness);
+        let again = Harness::open(&medium, true).unwrap();
         assert_eq!(again.read(10, 1).unwrap(), pattern(2, 4096));
         assert_eq!(again.read(5, 5).unwrap(), pattern(1, 20 * 4096)[..5 * 4096]);
         again.verify().unwrap();
@@ -56,46 +56,46 @@ fn what_was_flushed_survives_without_closing() {
 
 #[test]
 fn overwriting_a_full_volume_again_and_again_finds_physical_blocks_and_log_space() {
-    let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc64, ProtectionType::Type1));
+    let harness = Harness::new(BlockSize::B4096, 256, protection(GuardKind::Crc64, ProtectionType::Type1));
     for round in 0..40 {
-        rig.write(0, &pattern(round, 256 * 4096)).unwrap();
+        harness.write(0, &pattern(round, 256 * 4096)).unwrap();
     }
-    assert!(rig.read(0, 256).unwrap() == pattern(39, 256 * 4096));
-    let again = Rig::open(&rig.close(), false).unwrap();
+    assert!(harness.read(0, 256).unwrap() == pattern(39, 256 * 4096));
+    let again = Harness::open(&harness.close(), false).unwrap();
     assert!(again.read(0, 256).unwrap() == pattern(39, 256 * 4096));
     again.verify().unwrap();
 }
 
 #[test]
 fn a_flush_of_many_blocks_is_one_small_write() {
-    let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let harness = Harness::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
     // The very first commit marks the log as in use in the superblock.
-    rig.write(200, &pattern(200, 8 * 4096)).unwrap();
-    rig.flush().unwrap();
-    let (written, syncs) = (rig.medium.written_bytes.get(), rig.medium.syncs.get());
-    (0..30).for_each(|i| rig.write(i * 7, &pattern(i, 4096)).unwrap());
-    rig.flush().unwrap();
-    assert_eq!(rig.medium.written_bytes.get() - written, 30 * 4096 + 2 * 2 * 512, "two sectors, twice");
-    assert_eq!(rig.medium.syncs.get() - syncs, 1);
-    rig.flush().unwrap();
-    assert_eq!(rig.medium.syncs.get() - syncs, 1, "nothing new to make durable");
+    harness.write(200, &pattern(200, 8 * 4096)).unwrap();
+    harness.flush().unwrap();
+    let (written, syncs) = (harness.medium.written_bytes.get(), harness.medium.syncs.get());
+    (0..30).for_each(|i| harness.write(i * 7, &pattern(i, 4096)).unwrap());
+    harness.flush().unwrap();
+    assert_eq!(harness.medium.written_bytes.get() - written, 30 * 4096 + 2 * 2 * 512, "two sectors, twice");
+    assert_eq!(harness.medium.syncs.get() - syncs, 1);
+    harness.flush().unwrap();
+    assert_eq!(harness.medium.syncs.get() - syncs, 1, "nothing new to make durable");
     for blocks in [1, 7, 8] {
-        let written = rig.medium.written_bytes.get();
-        rig.write(0, &pattern(blocks, blocks as usize * 4096)).unwrap();
-        rig.flush().unwrap();
+        let written = harness.medium.written_bytes.get();
+        harness.write(0, &pattern(blocks, blocks as usize * 4096)).unwrap();
+        harness.flush().unwrap();
         let places = if blocks <= 7 { 1 } else { 2 };
-        assert_eq!(rig.medium.written_bytes.get() - written, blocks * 4096 + places * 512, "{blocks}");
+        assert_eq!(harness.medium.written_bytes.get() - written, blocks * 4096 + places * 512, "{blocks}");
     }
 }
 
 #[test]
 fn given_up_blocks_read_as_zeroes_and_their_space_goes_back() {
-    let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    rig.write(0, &pattern(1, 200 * 4096)).unwrap();
-    rig.flush().unwrap();
-    let punched = rig.medium.punched_bytes.get();
+    let harness = Harness::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    harness.write(0, &pattern(1, 200 * 4096)).unwrap();
+    harness.flush().unwrap();
+    let punched = harness.medium.punched_bytes.get();
     let extents = vec![Extent::from_raw(0, 50).unwrap(), Extent::from_raw(100, 10).unwrap()];
-    rig.run(rig.gate.execute(Request::discard(extents))).unwrap();
+    harness.run(harness.gate.execute(Request::discard(extents))).unwrap();
     let zeroes = |may_unmap| {
         Request::write_zeroes(
             Extent::from_raw(if may_unmap { 60 } else { 70 }, 5).unwrap(),
@@ -103,62 +103,62 @@ fn given_up_blocks_read_as_zeroes_and_their_space_goes_back() {
             Durability::Volatile,
         )
     };
-    rig.run(rig.gate.execute(zeroes(true))).unwrap();
-    rig.run(rig.gate.execute(zeroes(false))).unwrap();
-    assert_eq!(rig.medium.punched_bytes.get(), punched, "not before it is durable");
-    rig.flush().unwrap();
+    harness.run(harness.gate.execute(zeroes(true))).unwrap();
+    harness.run(harness.gate.execute(zeroes(false))).unwrap();
+    assert_eq!(harness.medium.punched_bytes.get(), punched, "not before it is durable");
+    harness.flush().unwrap();
     let mut expected = pattern(1, 200 * 4096);
     for range in [0..50, 100..110, 60..65, 70..75] {
         expected[range.start * 4096..range.end * 4096].fill(0);
     }
-    rig.idle();
-    assert_eq!(rig.medium.punched_bytes.get() - punched, 3 * (64 << 10), "three times 64 KiB are wholly free");
-    let medium = rig.close();
-    let again = Rig::open(&medium, false).unwrap();
+    harness.idle();
+    assert_eq!(harness.medium.punched_bytes.get() - punched, 3 * (64 << 10), "three times 64 KiB are wholly free");
+    let medium = harness.close();
+    let again = Harness::open(&medium, false).unwrap();
     assert!(again.read(0, 200).unwrap() == expected);
     again.verify().unwrap();
 }
 
 #[test]
 fn a_full_medium_fails_the_write_and_keeps_the_old_block() {
-    let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    rig.write(0, &pattern(1, 256 * 4096)).unwrap();
-    rig.flush().unwrap();
-    let pbns = rig.gate.device().layout.block_group(0).unwrap().data_offset;
-    rig.medium.full_from.set(pbns);
-    let why = rig.write(3, &pattern(2, 8 * 4096)).unwrap_err();
+    let harness = Harness::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    harness.write(0, &pattern(1, 256 * 4096)).unwrap();
+    harness.flush().unwrap();
+    let pbns = harness.gate.device().layout.block_group(0).unwrap().data_offset;
+    harness.medium.full_from.set(pbns);
+    let why = harness.write(3, &pattern(2, 8 * 4096)).unwrap_err();
     assert!(matches!(why.kind(), ErrorKind::NoSpace { .. }), "{why}");
-    assert!(rig.read(0, 256).unwrap() == pattern(1, 256 * 4096));
-    rig.medium.full_from.set(u64::MAX);
-    rig.write(3, &pattern(2, 8 * 4096)).unwrap();
-    assert!(rig.read(3, 8).unwrap() == pattern(2, 8 * 4096));
-    Rig::open(&rig.close(), true).unwrap().verify().unwrap();
+    assert!(harness.read(0, 256).unwrap() == pattern(1, 256 * 4096));
+    harness.medium.full_from.set(u64::MAX);
+    harness.write(3, &pattern(2, 8 * 4096)).unwrap();
+    assert!(harness.read(3, 8).unwrap() == pattern(2, 8 * 4096));
+    Harness::open(&harness.close(), true).unwrap().verify().unwrap();
 }
 
 #[test]
 fn a_log_that_cannot_be_written_stops_writes_and_not_reads() {
-    let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    rig.write(0, &pattern(1, 4096)).unwrap();
-    rig.flush().unwrap();
-    rig.write(1, &pattern(2, 4096)).unwrap();
-    rig.medium.full_from.set(0);
-    assert!(rig.flush().is_err());
-    let why = rig.write(2, &pattern(3, 4096)).unwrap_err();
+    let harness = Harness::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    harness.write(0, &pattern(1, 4096)).unwrap();
+    harness.flush().unwrap();
+    harness.write(1, &pattern(2, 4096)).unwrap();
+    harness.medium.full_from.set(0);
+    assert!(harness.flush().is_err());
+    let why = harness.write(2, &pattern(3, 4096)).unwrap_err();
     assert!(why.to_string().contains("volume failed, writes disabled"), "{why}");
-    assert_eq!(rig.read(1, 1).unwrap(), pattern(2, 4096));
-    rig.medium.full_from.set(u64::MAX);
-    assert!(rig.flush().is_err(), "what the log holds is not known any more");
-    assert_eq!(Rig::open(&rig.medium, false).unwrap().read(0, 1).unwrap(), pattern(1, 4096));
+    assert_eq!(harness.read(1, 1).unwrap(), pattern(2, 4096));
+    harness.medium.full_from.set(u64::MAX);
+    assert!(harness.flush().is_err(), "what the log holds is not known any more");
+    assert_eq!(Harness::open(&harness.medium, false).unwrap().read(0, 1).unwrap(), pattern(1, 4096));
 }
 
 #[test]
 fn a_read_only_volume_refuses_changes() {
     let medium = created(BlockSize::B512, 512, 64, None);
     medium.read_only.set(true);
-    assert!(matches!(Rig::open(&medium, false), Err(VolumeError::ReadOnly)));
-    let rig = Rig::open(&medium, true).unwrap();
-    assert_eq!(rig.read(0, 64).unwrap(), vec![0; 64 * 512]);
-    assert!(matches!(rig.write(0, &[1; 512]).unwrap_err().kind(), ErrorKind::ReadOnly));
+    assert!(matches!(Harness::open(&medium, false), Err(VolumeError::ReadOnly)));
+    let harness = Harness::open(&medium, true).unwrap();
+    assert_eq!(harness.read(0, 64).unwrap(), vec![0; 64 * 512]);
+    assert!(matches!(harness.write(0, &[1; 512]).unwrap_err().kind(), ErrorKind::ReadOnly));
 }
 
 #[test]
@@ -166,36 +166,36 @@ fn bad_media_are_refused_by_name() {
     let medium = created(BlockSize::B4096, 512, 64, None);
     let whole = medium.bytes.borrow().clone();
     medium.bytes.borrow_mut().truncate(whole.len() - 4096);
-    assert!(matches!(Rig::open(&medium, true), Err(VolumeError::Truncated { .. })));
+    assert!(matches!(Harness::open(&medium, true), Err(VolumeError::Truncated { .. })));
     // Only an open for reading may accept a truncated medium.
     let truncated = |read_only| OpenOptions { read_only, truncated: true, ..OpenOptions::default() };
-    assert!(matches!(Rig::open_with(&medium, truncated(false)), Err(VolumeError::Truncated { .. })));
-    Rig::open_with(&medium, truncated(true)).unwrap();
+    assert!(matches!(Harness::open_with(&medium, truncated(false)), Err(VolumeError::Truncated { .. })));
+    Harness::open_with(&medium, truncated(true)).unwrap();
     let other = TestMedium { sector_bytes: 4096, ..TestMedium::new(whole.len() as u64, 4096) };
     other.bytes.borrow_mut().copy_from_slice(&whole);
-    assert!(matches!(Rig::open(&other, true), Err(VolumeError::Sector { .. })));
+    assert!(matches!(Harness::open(&other, true), Err(VolumeError::Sector { .. })));
     let empty = TestMedium::new(0, 512);
-    assert!(matches!(Rig::open(&empty, true), Err(VolumeError::Superblock(_))));
+    assert!(matches!(Harness::open(&empty, true), Err(VolumeError::Superblock(_))));
     let one_copy = created(BlockSize::B4096, 512, 64, None);
     one_copy.bytes.borrow_mut()[..512].fill(0);
-    Rig::open(&one_copy, true).unwrap();
+    Harness::open(&one_copy, true).unwrap();
 }
 
 #[test]
 fn a_volume_on_larger_sectors_than_it_was_made_for_is_read_there_and_not_written() {
     for (size, protected) in [(BlockSize::B4096, true), (BlockSize::B512, true), (BlockSize::B4096, false)] {
         let format = protection(GuardKind::Crc32c, ProtectionType::Type1).filter(|_| protected);
-        let rig = Rig::new(size, 300, format);
+        let harness = Harness::new(size, 300, format);
         let data = pattern(3, 300 * size.bytes());
-        rig.write(0, &data).unwrap();
-        rig.flush().unwrap();
+        harness.write(0, &data).unwrap();
+        harness.flush().unwrap();
         // Content that is only in the log, after a crash, and content in the block map.
-        for medium in [rig.medium.copy(), rig.close()] {
+        for medium in [harness.medium.copy(), harness.close()] {
             let larger = medium.on_sectors(4096);
-            let refused = Rig::open(&larger, false).map(drop);
+            let refused = Harness::open(&larger, false).map(drop);
             assert!(matches!(refused, Err(VolumeError::Sector { volume_bytes: 512, medium_bytes: 4096 })));
             let before = larger.bytes.borrow().clone();
-            let opened = Rig::open(&larger, true).unwrap();
+            let opened = Harness::open(&larger, true).unwrap();
             assert!(opened.read(0, 300).unwrap() == data);
             opened.verify().unwrap();
             assert!(matches!(opened.write(0, &data[..size.bytes()]).unwrap_err().kind(), ErrorKind::ReadOnly));
@@ -204,9 +204,9 @@ fn a_volume_on_larger_sectors_than_it_was_made_for_is_read_there_and_not_written
     }
 }
 
-fn spoil(rig: &Rig, start: u64, blocks: u64, durability: Durability) {
+fn spoil(harness: &Harness, start: u64, blocks: u64, durability: Durability) {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    rig.run(rig.gate.execute(Request::write_uncorrectable(extent, durability))).unwrap();
+    harness.run(harness.gate.execute(Request::write_uncorrectable(extent, durability))).unwrap();
 }
 
 fn unreadable(outcome: Result<impl Sized, sealblock_block::Error>) -> Vec<u64> {
@@ -219,67 +219,67 @@ fn unreadable(outcome: Result<impl Sized, sealblock_block::Error>) -> Vec<u64> {
 #[test]
 fn blocks_made_unreadable_stay_so_over_a_restart_until_they_are_changed() {
     for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
-        let rig = Rig::new(BlockSize::B4096, 256, protection(guard, ProtectionType::Type1));
-        rig.write(0, &pattern(1, 8 * 4096)).unwrap();
-        assert!(!rig.gate.device().superblock().uncorrectable);
+        let harness = Harness::new(BlockSize::B4096, 256, protection(guard, ProtectionType::Type1));
+        harness.write(0, &pattern(1, 8 * 4096)).unwrap();
+        assert!(!harness.gate.device().superblock().uncorrectable);
         // A stored block, one on its way to the log, and one that was never written.
-        spoil(&rig, 2, 2, Durability::Volatile);
-        rig.write(20, &pattern(2, 4096)).unwrap();
-        rig.flush().unwrap();
-        spoil(&rig, 20, 2, Durability::ForceUnitAccess);
-        assert!(rig.gate.device().superblock().uncorrectable, "said before the first map entry of the kind");
-        for rig in [&rig, &Rig::open(&rig.medium, true).unwrap()] {
-            assert_eq!(unreadable(rig.verify()), [2, 3, 20, 21]);
-            assert_eq!(unreadable(rig.read(0, 8)), [2, 3]);
-            assert_eq!(rig.read(4, 4).unwrap(), pattern(1, 8 * 4096)[4 * 4096..]);
+        spoil(&harness, 2, 2, Durability::Volatile);
+        harness.write(20, &pattern(2, 4096)).unwrap();
+        harness.flush().unwrap();
+        spoil(&harness, 20, 2, Durability::ForceUnitAccess);
+        assert!(harness.gate.device().superblock().uncorrectable, "said before the first map entry of the kind");
+        for harness in [&harness, &Harness::open(&harness.medium, true).unwrap()] {
+            assert_eq!(unreadable(harness.verify()), [2, 3, 20, 21]);
+            assert_eq!(unreadable(harness.read(0, 8)), [2, 3]);
+            assert_eq!(harness.read(4, 4).unwrap(), pattern(1, 8 * 4096)[4 * 4096..]);
             let extent = Extent::from_raw(20, 2).unwrap();
-            let data = Sealed::seal(Slice::copy_from(&[0; 8192]), rig.size(), None, &Tags::default());
-            assert_eq!(unreadable(rig.run(rig.gate.execute(Request::compare(extent, data)))), [20, 21]);
+            let data = Sealed::seal(Slice::copy_from(&[0; 8192]), harness.size(), None, &Tags::default());
+            assert_eq!(unreadable(harness.run(harness.gate.execute(Request::compare(extent, data)))), [20, 21]);
         }
-        let rig = Rig::open(&rig.close(), false).unwrap();
-        assert_eq!(unreadable(rig.verify()), [2, 3, 20, 21]);
-        rig.write(2, &pattern(3, 4096)).unwrap();
+        let harness = Harness::open(&harness.close(), false).unwrap();
+        assert_eq!(unreadable(harness.verify()), [2, 3, 20, 21]);
+        harness.write(2, &pattern(3, 4096)).unwrap();
         let at = |start| Extent::from_raw(start, 1).unwrap();
         let zeroes = |start, may_unmap| Request::write_zeroes(at(start), may_unmap, Durability::Volatile);
         for change in [Request::discard([at(3)]), zeroes(20, true), zeroes(21, false)] {
-            rig.run(rig.gate.execute(change)).unwrap();
+            harness.run(harness.gate.execute(change)).unwrap();
         }
-        let rig = Rig::open(&rig.close(), false).unwrap();
-        rig.verify().unwrap();
-        assert_eq!(rig.read(2, 1).unwrap(), pattern(3, 4096));
+        let harness = Harness::open(&harness.close(), false).unwrap();
+        harness.verify().unwrap();
+        assert_eq!(harness.read(2, 1).unwrap(), pattern(3, 4096));
         for block in [3, 20, 21] {
-            assert_eq!(rig.read(block, 1).unwrap(), [0; 4096]);
+            assert_eq!(harness.read(block, 1).unwrap(), [0; 4096]);
         }
-        assert!(rig.gate.device().superblock().uncorrectable, "older programs stay out");
+        assert!(harness.gate.device().superblock().uncorrectable, "older programs stay out");
     }
 }
 
 #[test]
 fn a_crash_leaves_blocks_unreadable_if_that_was_durable() {
-    let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    rig.write(0, &pattern(1, 8 * 4096)).unwrap();
-    rig.flush().unwrap();
-    spoil(&rig, 2, 2, Durability::ForceUnitAccess);
-    spoil(&rig, 5, 1, Durability::Volatile);
-    let medium = rig.medium.clone();
-    drop(rig);
-    let rig = Rig::open(&medium, false).unwrap();
-    assert_eq!(unreadable(rig.verify()), [2, 3], "the last one never reached the log");
-    assert_eq!(rig.read(4, 4).unwrap(), pattern(1, 8 * 4096)[4 * 4096..]);
+    let harness = Harness::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    harness.write(0, &pattern(1, 8 * 4096)).unwrap();
+    harness.flush().unwrap();
+    spoil(&harness, 2, 2, Durability::ForceUnitAccess);
+    spoil(&harness, 5, 1, Durability::Volatile);
+    let medium = harness.medium.clone();
+    drop(harness);
+    let harness = Harness::open(&medium, false).unwrap();
+    assert_eq!(unreadable(harness.verify()), [2, 3], "the last one never reached the log");
+    assert_eq!(harness.read(4, 4).unwrap(), pattern(1, 8 * 4096)[4 * 4096..]);
 }
 
 #[test]
 fn writers_that_wait_for_physical_blocks_in_use_keep_no_task_busy_and_are_served() {
-    let rig = Rig::new(BlockSize::B4096, 16, None);
-    let commits = || rig.gate.device().commits.completed.get();
+    let harness = Harness::new(BlockSize::B4096, 16, None);
+    let commits = || harness.gate.device().commits.completed.get();
     // Writes are slow, and there are physical blocks for only a few at once.
-    rig.medium.turns.set(1_000);
+    harness.medium.turns.set(1_000);
     let extent = Extent::from_raw(0, 16).unwrap();
     let write = |seed| {
         let data = Sealed::seal(Slice::copy_from(&pattern(seed, 16 * 4096)), BlockSize::B4096, None, &Tags::default());
-        rig.gate.execute(Request::write(extent, data, Durability::Volatile))
+        harness.gate.execute(Request::write(extent, data, Durability::Volatile))
     };
-    let written = rig.run(futures_util::future::join_all((0..100).map(write)));
+    let written = harness.run(futures_util::future::join_all((0..100).map(write)));
     assert!(written.iter().all(Result::is_ok));
     assert!(commits() <= 200, "{} commits for 100 writes", commits());
 }

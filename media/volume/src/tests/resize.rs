@@ -6,7 +6,7 @@ use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
-use super::setup::{Rig, TestClock, TestMedium, UUID, created, pattern, protection};
+use super::setup::{Harness, TestClock, TestMedium, UUID, created, pattern, protection};
 use crate::format::{GroupMapSector, MAX_SEGMENTS, SUPERBLOCK_OFFSETS, Superblock};
 use crate::rescue::profile::Hints;
 use crate::rescue::{RemainsError, open_remains};
@@ -40,17 +40,17 @@ fn layout(medium: &TestMedium) -> Layout {
 
 /// Writes blocks and closes the volume.
 fn fill(medium: &TestMedium, start: u64, blocks: usize, seed: u64) {
-    let rig = Rig::open(medium, false).unwrap();
-    rig.write(start, &pattern(seed, blocks * BLOCK)).unwrap();
-    rig.flush().unwrap();
-    rig.close();
+    let harness = Harness::open(medium, false).unwrap();
+    harness.write(start, &pattern(seed, blocks * BLOCK)).unwrap();
+    harness.flush().unwrap();
+    harness.close();
 }
 
 fn discard(medium: &TestMedium, start: u64, blocks: u64) {
-    let rig = Rig::open(medium, false).unwrap();
+    let harness = Harness::open(medium, false).unwrap();
     let extents = vec![Extent::from_raw(start, blocks).unwrap()];
-    rig.run(rig.gate.execute(Request::discard(extents))).unwrap();
-    rig.close();
+    harness.run(harness.gate.execute(Request::discard(extents))).unwrap();
+    harness.close();
 }
 
 /// Wipes both superblocks at the start and everything beside them.
@@ -70,41 +70,41 @@ fn a_volume_that_grows_keeps_its_blocks_and_gets_unwritten_ones() {
     let after = layout(&medium);
     assert_eq!(after.segments().iter().map(|segment| segment.blocks).collect::<Vec<_>>(), [100, 600]);
     assert_eq!((after.created_blocks(), after.log_sectors()), (100, before.log_sectors()));
-    let rig = Rig::open(&medium, false).unwrap();
-    assert_eq!(rig.gate.geometry().capacity_blocks, 700);
-    assert_eq!(rig.read(90, 10).unwrap(), pattern(1, 10 * BLOCK));
-    assert_eq!(rig.read(100, 200).unwrap(), vec![0; 200 * BLOCK]);
+    let harness = Harness::open(&medium, false).unwrap();
+    assert_eq!(harness.gate.geometry().capacity_blocks, 700);
+    assert_eq!(harness.read(90, 10).unwrap(), pattern(1, 10 * BLOCK));
+    assert_eq!(harness.read(100, 200).unwrap(), vec![0; 200 * BLOCK]);
     // Across the border between the segments, and up to the end.
-    rig.write(60, &pattern(2, 200 * BLOCK)).unwrap();
-    rig.write(690, &pattern(3, 10 * BLOCK)).unwrap();
-    assert!(rig.write(695, &pattern(3, 6 * BLOCK)).is_err(), "past the new end");
-    rig.close();
-    let rig = Rig::open(&medium, true).unwrap();
-    assert_eq!(rig.read(60, 200).unwrap(), pattern(2, 200 * BLOCK));
-    assert_eq!(rig.read(690, 10).unwrap(), pattern(3, 10 * BLOCK));
-    rig.verify().unwrap();
-    assert_eq!(rig.lost_copies(), 0);
+    harness.write(60, &pattern(2, 200 * BLOCK)).unwrap();
+    harness.write(690, &pattern(3, 10 * BLOCK)).unwrap();
+    assert!(harness.write(695, &pattern(3, 6 * BLOCK)).is_err(), "past the new end");
+    harness.close();
+    let harness = Harness::open(&medium, true).unwrap();
+    assert_eq!(harness.read(60, 200).unwrap(), pattern(2, 200 * BLOCK));
+    assert_eq!(harness.read(690, 10).unwrap(), pattern(3, 10 * BLOCK));
+    harness.verify().unwrap();
+    assert_eq!(harness.lost_copies(), 0);
 }
 
 #[test]
 fn the_new_end_has_the_third_superblock_and_what_the_reserved_area_holds() {
     let medium = volume(100);
-    let rig = Rig::open(&medium, false).unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
     for text in ["first", "second", "third"] {
         let bytes = Slice::copy_from(text.as_bytes());
-        rig.run(rig.gate.execute(Request::write_reserved(ReservedArea::ScrubState, bytes))).unwrap();
+        harness.run(harness.gate.execute(Request::write_reserved(ReservedArea::ScrubState, bytes))).unwrap();
     }
-    rig.write(0, &pattern(1, BLOCK)).unwrap();
-    rig.close();
+    harness.write(0, &pattern(1, BLOCK)).unwrap();
+    harness.close();
     for blocks in [300, 90] {
         resized(&medium, blocks).unwrap();
         let copy = medium.copy();
         lose_start(&copy);
-        let rig = Rig::open(&copy, false).unwrap();
-        assert_eq!(rig.gate.geometry().capacity_blocks, blocks);
-        let held = rig.run(rig.gate.execute(Request::read_reserved(ReservedArea::ScrubState))).unwrap();
+        let harness = Harness::open(&copy, false).unwrap();
+        assert_eq!(harness.gate.geometry().capacity_blocks, blocks);
+        let held = harness.run(harness.gate.execute(Request::read_reserved(ReservedArea::ScrubState))).unwrap();
         assert!(matches!(held, Response::Reserved(bytes) if bytes[..] == *b"third"));
-        assert_eq!(rig.read(0, 1).unwrap(), pattern(1, BLOCK));
+        assert_eq!(harness.read(0, 1).unwrap(), pattern(1, BLOCK));
     }
 }
 
@@ -124,13 +124,13 @@ fn superblocks_of_the_size_before_do_not_count_beside_the_new_third_one() {
         fill(&medium, sizes[1] - 2, 2, 3);
         medium.bytes.borrow_mut()[..64 << 10].copy_from_slice(&start);
         for read_only in [true, false, true] {
-            let rig = Rig::open(&medium, read_only).unwrap();
-            assert_eq!(rig.gate.geometry().capacity_blocks, sizes[1], "{sizes:?}");
-            assert_eq!(rig.read(20, 4).unwrap(), pattern(1, 4 * BLOCK));
-            assert_eq!(rig.read(40, 4).unwrap(), pattern(2, 4 * BLOCK));
-            assert_eq!(rig.read(sizes[1] - 2, 2).unwrap(), pattern(3, 2 * BLOCK));
-            rig.verify().unwrap();
-            rig.close();
+            let harness = Harness::open(&medium, read_only).unwrap();
+            assert_eq!(harness.gate.geometry().capacity_blocks, sizes[1], "{sizes:?}");
+            assert_eq!(harness.read(20, 4).unwrap(), pattern(1, 4 * BLOCK));
+            assert_eq!(harness.read(40, 4).unwrap(), pattern(2, 4 * BLOCK));
+            assert_eq!(harness.read(sizes[1] - 2, 2).unwrap(), pattern(3, 2 * BLOCK));
+            harness.verify().unwrap();
+            harness.close();
         }
         lose_start(&medium);
         assert_eq!(layout(&medium).capacity_blocks(), sizes[1]);
@@ -153,16 +153,16 @@ fn a_volume_shrinks_where_nothing_is_held_and_is_refused_by_block_where_somethin
     let length = medium.bytes.borrow().len();
     resized(&medium, 300).unwrap();
     assert_eq!(medium.bytes.borrow().len(), length);
-    assert!(Rig::open(&medium, true).unwrap().read(299, 2).is_err());
+    assert!(Harness::open(&medium, true).unwrap().read(299, 2).is_err());
     assert_eq!(layout(&medium).block_group(1).unwrap().blocks, 400);
     // After its end: the block group is dropped, and the medium is truncated. The volume is as it was created.
     let done = resized(&medium, 100).unwrap();
     assert_eq!(medium.bytes.borrow().len() as u64, done.medium_bytes);
     assert_eq!(layout(&medium), Layout::new(SIZE, 512, 100).unwrap());
     assert!(!block_on(probe(&medium)).unwrap().layout.is_resized());
-    let rig = Rig::open(&medium, true).unwrap();
-    assert_eq!(rig.read(10, 1).unwrap(), pattern(1, BLOCK));
-    rig.verify().unwrap();
+    let harness = Harness::open(&medium, true).unwrap();
+    assert_eq!(harness.read(10, 1).unwrap(), pattern(1, BLOCK));
+    harness.verify().unwrap();
 }
 
 #[test]
@@ -188,15 +188,18 @@ fn what_a_smaller_size_left_over_comes_back_unwritten() {
         // Another block group gets the number of the dropped one, and then one of the same size.
         for blocks in [100, 64, 400] {
             resized(&medium, blocks).unwrap();
-            let rig = Rig::open(&medium, false).unwrap();
-            rig.verify().unwrap();
+            let harness = Harness::open(&medium, false).unwrap();
+            harness.verify().unwrap();
             let extent = Extent::from_raw(0, blocks).unwrap();
-            let told = rig.run(rig.gate.execute(Request::block_status(extent))).unwrap();
+            let told = harness.run(harness.gate.execute(Request::block_status(extent))).unwrap();
             assert!(matches!(told, Response::BlockStatus(runs) if runs.len() == 1), "all holes");
-            assert_eq!(rig.read(blocks - 1, 1).unwrap(), vec![0; BLOCK]);
+            assert_eq!(harness.read(blocks - 1, 1).unwrap(), vec![0; BLOCK]);
         }
         fill(&medium, 64, 300, 2);
-        assert_eq!(Rig::open(&medium, true).unwrap().read(64, 200).unwrap(), pattern(2, 300 * BLOCK)[..200 * BLOCK]);
+        assert_eq!(
+            Harness::open(&medium, true).unwrap().read(64, 200).unwrap(),
+            pattern(2, 300 * BLOCK)[..200 * BLOCK]
+        );
     }
 }
 
@@ -217,9 +220,9 @@ fn map_entries_of_block_groups_that_went_count_for_no_block_group_that_comes() {
     resized(&medium, 800).unwrap();
     // The added block group gets map pages, on top of what is there.
     fill(&medium, 790, 1, 4);
-    let rig = Rig::open(&medium, true).unwrap();
-    assert_eq!(rig.read(100, 690).unwrap(), vec![0; 690 * BLOCK]);
-    assert_eq!(rig.read(790, 1).unwrap(), pattern(4, BLOCK));
+    let harness = Harness::open(&medium, true).unwrap();
+    assert_eq!(harness.read(100, 690).unwrap(), vec![0; 690 * BLOCK]);
+    assert_eq!(harness.read(790, 1).unwrap(), pattern(4, BLOCK));
 }
 
 #[test]
@@ -232,7 +235,7 @@ fn bits_of_block_groups_that_went_count_for_no_block_group_that_comes() {
         discard(&medium, 80, 300);
         resized(&medium, 80).unwrap();
         resize_with(&medium, 100, mutation).unwrap();
-        assert_eq!(Rig::open(&medium, true).unwrap().verify().is_ok(), is_right);
+        assert_eq!(Harness::open(&medium, true).unwrap().verify().is_ok(), is_right);
     }
 }
 
@@ -258,9 +261,9 @@ fn a_copy_of_the_block_group_map_hides_no_map_pages_and_brings_none_back() {
         let stale = medium.copy();
         stale.bytes.borrow_mut()[at..at + 512].copy_from_slice(&larger[at..at + 512]);
         for read_only in [true, false] {
-            let rig = Rig::open(&stale, read_only).unwrap();
-            assert!(rig.read(0, 80).unwrap() == data[..80 * BLOCK]);
-            assert!(rig.read(80, 320).unwrap() == vec![0; 320 * BLOCK]);
+            let harness = Harness::open(&stale, read_only).unwrap();
+            assert!(harness.read(0, 80).unwrap() == data[..80 * BLOCK]);
+            assert!(harness.read(80, 320).unwrap() == vec![0; 320 * BLOCK]);
         }
         // Valid and newer than the other copy, with the right number of bits, but without those of block groups that
         // were written.
@@ -271,7 +274,7 @@ fn a_copy_of_the_block_group_map_hides_no_map_pages_and_brings_none_back() {
         (sector.write_seq, sector.bits[0]) = (sector.write_seq + 1, 0b110);
         sector.encode(&mut denying.bytes.borrow_mut()[at..at + 512], seed);
         for read_only in [true, false] {
-            assert!(Rig::open(&denying, read_only).unwrap().read(0, 64).unwrap() == data[..64 * BLOCK]);
+            assert!(Harness::open(&denying, read_only).unwrap().read(0, 64).unwrap() == data[..64 * BLOCK]);
         }
     }
 }
@@ -284,14 +287,14 @@ fn segments_end_where_their_list_does() {
         blocks += 7;
         resized(&medium, blocks).unwrap();
     }
-    let rig = Rig::open(&medium, false).unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
     // A request may extend over all of them.
-    rig.write(0, &pattern(5, blocks as usize * BLOCK)).unwrap();
-    assert_eq!(rig.read(0, blocks).unwrap(), pattern(5, blocks as usize * BLOCK));
-    rig.close();
+    harness.write(0, &pattern(5, blocks as usize * BLOCK)).unwrap();
+    assert_eq!(harness.read(0, blocks).unwrap(), pattern(5, blocks as usize * BLOCK));
+    harness.close();
     let why = resized(&medium, blocks + 1).unwrap_err().to_string();
     assert!(why.contains("more than 16 parts") && why.contains("copy it to a new volume"), "{why}");
-    assert_eq!(Rig::open(&medium, true).unwrap().read(0, blocks).unwrap(), pattern(5, blocks as usize * BLOCK));
+    assert_eq!(Harness::open(&medium, true).unwrap().read(0, blocks).unwrap(), pattern(5, blocks as usize * BLOCK));
     discard(&medium, 10, blocks - 10);
     resized(&medium, 12).unwrap();
     assert_eq!(layout(&medium).segments().len(), 2);
@@ -309,7 +312,7 @@ fn a_medium_without_the_room_leaves_the_volume_as_it_was() {
         let why = resized(medium, 1000).unwrap_err();
         assert!(matches!(&why, ResizeError::Room { medium_bytes, .. } if *medium_bytes == length as u64), "{why}");
         assert_eq!((medium.bytes.borrow().len(), layout(medium).capacity_blocks()), (length, 100));
-        assert_eq!(Rig::open(medium, true).unwrap().read(0, 5).unwrap(), pattern(1, 5 * BLOCK));
+        assert_eq!(Harness::open(medium, true).unwrap().read(0, 5).unwrap(), pattern(1, 5 * BLOCK));
     }
 }
 
@@ -346,10 +349,10 @@ fn a_volume_that_keeps_its_space_takes_that_of_the_new_part_or_stays_as_it_is() 
 #[test]
 fn members_of_groups_are_refused_by_whoever_knows_their_labels() {
     let medium = volume(100);
-    let rig = Rig::open(&medium, false).unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
     let bytes = Slice::copy_from(b"a label");
-    rig.run(rig.gate.execute(Request::write_reserved(ReservedArea::GroupLabel, bytes))).unwrap();
-    rig.close();
+    harness.run(harness.gate.execute(Request::write_reserved(ReservedArea::GroupLabel, bytes))).unwrap();
+    harness.close();
     match resized(&medium, 200) {
         Err(ResizeError::Member(why)) => assert_eq!(why, "a label of 7 bytes"),
         other => panic!("{other:?}"),
@@ -374,19 +377,19 @@ fn wherever_the_machine_stops_the_volume_has_one_size_or_the_other_and_all_of_it
             medium.changes_left.set(u64::MAX);
             if stop % 2 == 1 {
                 // Opened in between, as usual, or resized again at once.
-                let rig = Rig::open(&medium, false).unwrap();
-                assert!([from, to].contains(&rig.gate.geometry().capacity_blocks));
-                rig.verify().unwrap();
-                rig.close();
+                let harness = Harness::open(&medium, false).unwrap();
+                assert!([from, to].contains(&harness.gate.geometry().capacity_blocks));
+                harness.verify().unwrap();
+                harness.close();
             }
             let done = resized(&medium, to).unwrap_or_else(|why| panic!("{from} to {to}, stopped at {stop}: {why}"));
             assert_eq!(medium.bytes.borrow().len() as u64, done.medium_bytes);
-            let rig = Rig::open(&medium, true).unwrap();
-            assert_eq!(rig.gate.geometry().capacity_blocks, to);
-            assert_eq!(rig.read(20, 60).unwrap(), pattern(3, 60 * BLOCK));
-            rig.verify().unwrap();
-            assert_eq!(rig.lost_copies(), 0);
-            drop(rig);
+            let harness = Harness::open(&medium, true).unwrap();
+            assert_eq!(harness.gate.geometry().capacity_blocks, to);
+            assert_eq!(harness.read(20, 60).unwrap(), pattern(3, 60 * BLOCK));
+            harness.verify().unwrap();
+            assert_eq!(harness.lost_copies(), 0);
+            drop(harness);
             lose_start(&medium);
             assert_eq!(layout(&medium).capacity_blocks(), to);
             if stopped.is_ok() {
@@ -412,7 +415,7 @@ fn a_stop_in_the_middle_is_noticed_where_the_order_is_wrong() {
             medium.changes_left.set(stop);
             let _ = resize_with(&medium, to, mutation);
             medium.changes_left.set(u64::MAX);
-            Rig::open(&medium, true).map_or(true, |rig| rig.verify().is_err())
+            Harness::open(&medium, true).map_or(true, |harness| harness.verify().is_err())
         });
         assert!(is_noticed, "{mutation:?}");
     }

@@ -7,7 +7,7 @@ use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use super::setup::{Rig, TestClock, TestMedium, created, freshness, opened, pattern, protection};
+use super::setup::{Harness, TestClock, TestMedium, created, freshness, opened, pattern, protection};
 use crate::format::{BITMAP_PAGE_BYTES, Layout, SUPERBLOCK_OFFSETS, Superblock};
 use crate::{Mutation, ResizeError, ResizeOptions, VolumeError, probe, resize};
 
@@ -31,9 +31,9 @@ fn content(seed: u64) -> Vec<u8> {
 
 /// Uses a volume: writes its first blocks, and closes it.
 fn used(medium: &TestMedium, seed: u64) {
-    let rig = Rig::open(medium, false).unwrap();
-    rig.write(0, &content(seed)).unwrap();
-    rig.close();
+    let harness = Harness::open(medium, false).unwrap();
+    harness.write(0, &content(seed)).unwrap();
+    harness.close();
 }
 
 /// Parts of a volume that are restored together.
@@ -63,16 +63,16 @@ fn states() -> Vec<TestMedium> {
     let medium = volume();
     let mut states = vec![medium.copy()];
     for seed in 1..4 {
-        let rig = Rig::open(&medium, false).unwrap();
+        let harness = Harness::open(&medium, false).unwrap();
         let mut keep = || states.push(medium.copy());
-        rig.write(0, &content(seed)).unwrap();
-        rig.flush().unwrap();
+        harness.write(0, &content(seed)).unwrap();
+        harness.flush().unwrap();
         keep();
-        rig.wait(std::time::Duration::from_secs(5));
-        rig.write(100, &content(seed)).unwrap();
-        rig.flush().unwrap();
+        harness.wait(std::time::Duration::from_secs(5));
+        harness.write(100, &content(seed)).unwrap();
+        harness.flush().unwrap();
         keep();
-        rig.close();
+        harness.close();
         keep();
     }
     states
@@ -96,9 +96,9 @@ fn an_earlier_superblock_is_refused_whatever_is_put_back_with_it() {
                 }
             }
             if behind > 0 {
-                let rig = opened(&medium, true, true).unwrap();
-                assert_eq!(freshness(&rig), OLDER, "{name}: from {now} to {then}");
-                drop(rig);
+                let harness = opened(&medium, true, true).unwrap();
+                assert_eq!(freshness(&harness), OLDER, "{name}: from {now} to {then}");
+                drop(harness);
                 assert!(*medium.bytes.borrow() == before, "reading writes nothing");
             }
         }
@@ -111,10 +111,10 @@ fn a_lost_copy_does_not_hide_an_earlier_state() {
     let medium = volume();
     used(&medium, 1);
     let yesterday = medium.copy();
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.write(0, &content(2)).unwrap();
-    rig.flush().unwrap();
-    drop(rig);
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.write(0, &content(2)).unwrap();
+    harness.flush().unwrap();
+    drop(harness);
     let (_, parts) = &put_back_together()[1];
     medium.put_back(&yesterday, parts);
     let places = [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], layout().third_offset()];
@@ -137,17 +137,17 @@ fn a_lost_copy_does_not_hide_an_earlier_state() {
 #[test]
 fn a_log_that_is_put_back_alone_is_shorter_than_it_was_when_its_last_sector_had_both_places() {
     let medium = volume();
-    let rig = Rig::open(&medium, false).unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
     let flush = |seed| {
-        rig.write(0, &content(seed)).unwrap();
-        rig.flush().unwrap();
+        harness.write(0, &content(seed)).unwrap();
+        harness.flush().unwrap();
         // Shorter than the time until the next checkpoint.
-        rig.wait(std::time::Duration::from_secs(1));
+        harness.wait(std::time::Duration::from_secs(1));
     };
     flush(1);
     let earlier = medium.copy();
     flush(2);
-    drop(rig);
+    drop(harness);
     assert_eq!(write_seq(&medium), write_seq(&earlier), "no superblock was written since");
     let layout = layout();
     let now = medium.copy();
@@ -157,8 +157,8 @@ fn a_log_that_is_put_back_alone_is_shorter_than_it_was_when_its_last_sector_had_
     for region in [0, 1] {
         let medium = now.copy();
         medium.put_back(&earlier, &[(layout.log_sector_offset(0, region), layout.log_region_bytes())]);
-        let rig = opened(&medium, true, false).unwrap();
-        assert!(rig.read(0, 64).unwrap() == content(2));
+        let harness = opened(&medium, true, false).unwrap();
+        assert!(harness.read(0, 64).unwrap() == content(2));
     }
 }
 
@@ -166,9 +166,9 @@ fn a_log_that_is_put_back_alone_is_shorter_than_it_was_when_its_last_sector_had_
 fn what_is_as_it_was_left_is_current() {
     for medium in states() {
         for read_only in [true, false] {
-            let rig = opened(&medium.copy(), read_only, false).unwrap();
-            assert_eq!(freshness(&rig), Freshness::Current);
-            rig.verify().unwrap();
+            let harness = opened(&medium.copy(), read_only, false).unwrap();
+            assert_eq!(freshness(&harness), Freshness::Current);
+            harness.verify().unwrap();
         }
     }
 }
@@ -182,27 +182,27 @@ fn opening_for_writing_keeps_what_shows_it_and_the_first_change_ends_it() {
         medium.put_back(then, &parts);
         let before = medium.bytes.borrow().clone();
         for _ in 0..2 {
-            let rig = opened(&medium, false, true).unwrap();
-            assert_eq!(freshness(&rig), OLDER, "{name}");
-            rig.flush().unwrap();
-            rig.wait(std::time::Duration::from_secs(60));
-            drop(rig.close());
+            let harness = opened(&medium, false, true).unwrap();
+            assert_eq!(freshness(&harness), OLDER, "{name}");
+            harness.flush().unwrap();
+            harness.wait(std::time::Duration::from_secs(60));
+            drop(harness.close());
             assert!(*medium.bytes.borrow() == before, "{name}: without a change nothing is written");
         }
-        let rig = opened(&medium, false, true).unwrap();
-        rig.write(200, &content(9)).unwrap();
-        rig.flush().unwrap();
-        assert_eq!(freshness(&rig), Freshness::Current, "{name}: whoever accepted it has changed it since");
-        rig.verify().unwrap();
-        assert_eq!(freshness(&rig), Freshness::Current, "{name}: no page is ahead of the log any more");
+        let harness = opened(&medium, false, true).unwrap();
+        harness.write(200, &content(9)).unwrap();
+        harness.flush().unwrap();
+        assert_eq!(freshness(&harness), Freshness::Current, "{name}: whoever accepted it has changed it since");
+        harness.verify().unwrap();
+        assert_eq!(freshness(&harness), Freshness::Current, "{name}: no page is ahead of the log any more");
         let crashed = medium.copy();
-        drop(rig.close());
+        drop(harness.close());
         for medium in [&crashed, &medium] {
-            let rig = opened(medium, true, false).unwrap();
-            assert_eq!(freshness(&rig), Freshness::Current, "{name}");
-            rig.verify().unwrap();
-            assert!(rig.read(200, 64).unwrap() == content(9), "{name}");
-            drop(rig);
+            let harness = opened(medium, true, false).unwrap();
+            assert_eq!(freshness(&harness), Freshness::Current, "{name}");
+            harness.verify().unwrap();
+            assert!(harness.read(200, 64).unwrap() == content(9), "{name}");
+            drop(harness);
             medium.put_back(then, &parts);
             assert!(opened(medium, true, false).is_err(), "{name}: the same is seen again");
         }
@@ -235,25 +235,25 @@ fn a_crash_at_any_change_is_no_earlier_state() {
         let medium = start.copy();
         medium.changes_left.set(stop);
         let all = || -> Option<()> {
-            let rig = Rig::open(&medium, false).ok()?;
-            rig.write(30, &content(5)).ok()?;
-            rig.flush().ok()?;
+            let harness = Harness::open(&medium, false).ok()?;
+            harness.write(30, &content(5)).ok()?;
+            harness.flush().ok()?;
             let state = Request::write_reserved(ReservedArea::ScrubState, Slice::copy_from(b"state"));
-            rig.run(rig.gate.execute(state)).ok()?;
-            rig.wait(std::time::Duration::from_secs(5));
-            rig.write(300, &content(6)).ok()?;
-            rig.flush().ok()?;
-            rig.run(rig.gate.device().close()).ok()?;
+            harness.run(harness.gate.execute(state)).ok()?;
+            harness.wait(std::time::Duration::from_secs(5));
+            harness.write(300, &content(6)).ok()?;
+            harness.flush().ok()?;
+            harness.run(harness.gate.device().close()).ok()?;
             let options = ResizeOptions { capacity_blocks: 2 * BLOCKS, bars: |_| None, mutation: Mutation::None };
             block_on(resize(&&medium, TestClock::default(), &options)).ok().map(drop)
         };
         let has_ended = all().is_some();
         medium.changes_left.set(u64::MAX);
         for read_only in [true, false, true] {
-            let rig = opened(&medium, read_only, false).unwrap_or_else(|error| panic!("after {stop}: {error}"));
-            assert_eq!(freshness(&rig), Freshness::Current, "after {stop}");
-            let before = rig.lost_copies();
-            let (_, lost, is_gone) = scrub_state(&rig);
+            let harness = opened(&medium, read_only, false).unwrap_or_else(|error| panic!("after {stop}: {error}"));
+            assert_eq!(freshness(&harness), Freshness::Current, "after {stop}");
+            let before = harness.lost_copies();
+            let (_, lost, is_gone) = scrub_state(&harness);
             // The twin of a copy may not have been written yet.
             assert!(!is_gone && lost - before < 2, "after {stop}: the state of the scrub is whole");
         }
@@ -278,23 +278,23 @@ fn probe_layout(medium: &TestMedium) -> Layout {
 
 /// Writes blocks in one use of the volume, with a checkpoint behind each.
 fn written(medium: &TestMedium, at: &[u64], closes: bool) {
-    let rig = Rig::open(medium, false).unwrap();
+    let harness = Harness::open(medium, false).unwrap();
     for start in at {
-        rig.write(*start, &content(8)).unwrap();
-        rig.flush().unwrap();
-        rig.wait(std::time::Duration::from_secs(5));
+        harness.write(*start, &content(8)).unwrap();
+        harness.flush().unwrap();
+        harness.wait(std::time::Duration::from_secs(5));
     }
     if closes {
-        rig.close();
+        harness.close();
     }
 }
 
 /// Changes of the first blocks of a volume, by every request that makes one.
-fn changes(rig: &Rig) -> Vec<(&'static str, Result<(), Error>)> {
+fn changes(harness: &Harness) -> Vec<(&'static str, Result<(), Error>)> {
     let extent = Extent::from_raw(0, 64).unwrap();
-    let run = |request: Request| rig.run(rig.gate.execute(request)).map(drop);
+    let run = |request: Request| harness.run(harness.gate.execute(request)).map(drop);
     vec![
-        ("write", rig.write(0, &content(8))),
+        ("write", harness.write(0, &content(8))),
         ("write zeroes", run(Request::write_zeroes(extent, false, Durability::Volatile))),
         ("deallocate", run(Request::write_zeroes(extent, true, Durability::Volatile))),
         ("discard", run(Request::discard([extent]))),
@@ -311,15 +311,15 @@ fn a_page_ahead_of_the_log_refuses_the_first_change_and_is_remembered() {
         written(&medium, &[500], true);
         put_back_but_a_page(&medium, &yesterday, Lba::new(500));
         assert_eq!(freshness(&opened(&medium, true, false).unwrap()), Freshness::Current, "the opening reads no page");
-        let rig = Rig::open(&medium, false).unwrap();
-        for (change, made) in changes(&rig) {
+        let harness = Harness::open(&medium, false).unwrap();
+        for (change, made) in changes(&harness) {
             let refused = made.expect_err(change);
             assert!(matches!(refused.kind(), ErrorKind::MayBeOlder(WhyOlder::RolledBack)), "{change}: {refused}");
         }
-        rig.flush().unwrap();
-        assert!(rig.read(0, 64).unwrap() == content(1), "nothing is changed");
+        harness.flush().unwrap();
+        assert!(harness.read(0, 64).unwrap() == content(1), "nothing is changed");
         if closes {
-            rig.close();
+            harness.close();
         }
         for _ in 0..3 {
             for read_only in [true, false] {
@@ -331,15 +331,15 @@ fn a_page_ahead_of_the_log_refuses_the_first_change_and_is_remembered() {
         let before = medium.bytes.borrow().clone();
         drop(opened(&medium, false, true).unwrap().close());
         assert!(*medium.bytes.borrow() == before, "without a change nothing is written");
-        let rig = opened(&medium, false, true).unwrap();
-        rig.write(0, &content(9)).unwrap();
-        rig.flush().unwrap();
-        assert_eq!(freshness(&rig), Freshness::Current, "whoever accepted it has changed it since");
-        rig.close();
-        let rig = opened(&medium, false, false).unwrap();
-        rig.write(600, &content(9)).unwrap();
-        assert_eq!(freshness(&rig), Freshness::Current, "no page is ahead of the log any more");
-        assert!(rig.read(0, 64).unwrap() == content(9));
+        let harness = opened(&medium, false, true).unwrap();
+        harness.write(0, &content(9)).unwrap();
+        harness.flush().unwrap();
+        assert_eq!(freshness(&harness), Freshness::Current, "whoever accepted it has changed it since");
+        harness.close();
+        let harness = opened(&medium, false, false).unwrap();
+        harness.write(600, &content(9)).unwrap();
+        assert_eq!(freshness(&harness), Freshness::Current, "no page is ahead of the log any more");
+        assert!(harness.read(0, 64).unwrap() == content(9));
     }
 }
 
@@ -354,18 +354,18 @@ fn a_page_ahead_of_the_log_is_found_with_the_first_write_to_its_block_group_in_t
     let yesterday = medium.copy();
     written(&medium, &[BLOCKS + 500], true);
     put_back_but_a_page(&medium, &yesterday, Lba::new(BLOCKS + 500));
-    let rig = Rig::open(&medium, false).unwrap();
+    let harness = Harness::open(&medium, false).unwrap();
     for at in [0, 64, 128] {
-        rig.write(at, &content(8)).unwrap();
-        rig.flush().unwrap();
-        rig.wait(std::time::Duration::from_secs(5));
+        harness.write(at, &content(8)).unwrap();
+        harness.flush().unwrap();
+        harness.wait(std::time::Duration::from_secs(5));
     }
     for at in [BLOCKS, 192] {
-        let refused = rig.write(at, &content(8)).unwrap_err();
+        let refused = harness.write(at, &content(8)).unwrap_err();
         assert!(matches!(refused.kind(), ErrorKind::MayBeOlder(WhyOlder::RolledBack)), "{refused}");
     }
-    rig.flush().unwrap();
-    rig.close();
+    harness.flush().unwrap();
+    harness.close();
     assert!(matches!(opened(&medium, true, false).err(), Some(VolumeError::NewerPages)));
 }
 
@@ -377,14 +377,14 @@ fn a_volume_with_a_page_ahead_of_the_log_does_not_shrink_and_growing_hides_nothi
     used(&medium, 1);
     let yesterday = medium.copy();
     written(&medium, &[500], true);
-    let rig = Rig::open(&medium, false).unwrap();
-    rig.run(rig.gate.execute(Request::discard([Extent::from_raw(500, 64).unwrap()]))).unwrap();
-    rig.close();
+    let harness = Harness::open(&medium, false).unwrap();
+    harness.run(harness.gate.execute(Request::discard([Extent::from_raw(500, 64).unwrap()]))).unwrap();
+    harness.close();
     put_back_but_a_page(&medium, &yesterday, Lba::new(500));
     let grown = medium.copy();
     block_on(resize(&&grown, TestClock::default(), &size(2 * BLOCKS))).unwrap();
-    let rig = Rig::open(&grown, false).unwrap();
-    assert!(matches!(rig.write(0, &content(8)).unwrap_err().kind(), ErrorKind::MayBeOlder(WhyOlder::RolledBack)));
+    let harness = Harness::open(&grown, false).unwrap();
+    assert!(matches!(harness.write(0, &content(8)).unwrap_err().kind(), ErrorKind::MayBeOlder(WhyOlder::RolledBack)));
     let refused = block_on(resize(&&medium, TestClock::default(), &size(490))).unwrap_err();
     assert!(matches!(refused, ResizeError::Volume(VolumeError::NewerPages)), "{refused}");
     assert!(matches!(opened(&medium, true, false).err(), Some(VolumeError::NewerPages)));
@@ -427,11 +427,11 @@ fn superblocks_from_before_a_resize_are_found_out_on_a_longer_medium() {
 }
 
 /// The state, how many copies of metadata are lost, and whether nothing is left of the state.
-fn scrub_state(rig: &Rig) -> (Vec<u8>, u64, bool) {
-    match rig.run(rig.gate.execute(Request::read_reserved(ReservedArea::ScrubState))) {
+fn scrub_state(harness: &Harness) -> (Vec<u8>, u64, bool) {
+    match harness.run(harness.gate.execute(Request::read_reserved(ReservedArea::ScrubState))) {
         Ok(Response::Reserved(bytes)) => {
-            let is_lost = rig.gate.device().block_map.groups.lost_copies().is_scrub_state_lost();
-            (bytes.to_vec(), rig.lost_copies(), is_lost)
+            let is_lost = harness.gate.device().block_map.groups.lost_copies().is_scrub_state_lost();
+            (bytes.to_vec(), harness.lost_copies(), is_lost)
         }
         other => panic!("{other:?}"),
     }
@@ -442,17 +442,17 @@ fn a_state_of_the_scrub_that_is_put_back_or_blank_in_all_places_is_none_and_coun
     let layout = layout();
     let medium = volume();
     let write = |text: &[u8]| {
-        let rig = Rig::open(&medium, false).unwrap();
+        let harness = Harness::open(&medium, false).unwrap();
         let request = Request::write_reserved(ReservedArea::ScrubState, Slice::copy_from(text));
-        rig.run(rig.gate.execute(request)).unwrap();
-        rig.close();
+        harness.run(harness.gate.execute(request)).unwrap();
+        harness.close();
     };
     write(b"good");
     write(b"block 7 is bad");
     let yesterday = medium.copy();
     write(b"block 8 is bad, too");
     write(b"blocks 7 and 8 are bad");
-    assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (b"blocks 7 and 8 are bad".to_vec(), 0, false));
+    assert_eq!(scrub_state(&Harness::open(&medium, true).unwrap()), (b"blocks 7 and 8 are bad".to_vec(), 0, false));
     let bytes = (crate::format::RESERVED_HEAD_BYTES + ReservedArea::ScrubState.max_bytes()) as u64;
     assert!(bytes <= BITMAP_PAGE_BYTES * 2);
     let places = [0, 1].into_iter().flat_map(|turn| layout.reserved_offsets(ReservedArea::ScrubState, turn));
@@ -461,17 +461,17 @@ fn a_state_of_the_scrub_that_is_put_back_or_blank_in_all_places_is_none_and_coun
     for from in [&yesterday, &blank] {
         let medium = medium.copy();
         medium.put_back(from, &places);
-        assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (Vec::new(), 0, true));
-        let rig = Rig::open(&medium, false).unwrap();
-        assert_eq!(scrub_state(&rig), (Vec::new(), 0, true));
-        rig.close();
-        let rig = Rig::open(&medium, false).unwrap();
-        assert_eq!(scrub_state(&rig), (Vec::new(), 0, true), "only a state that says so may take its place");
+        assert_eq!(scrub_state(&Harness::open(&medium, true).unwrap()), (Vec::new(), 0, true));
+        let harness = Harness::open(&medium, false).unwrap();
+        assert_eq!(scrub_state(&harness), (Vec::new(), 0, true));
+        harness.close();
+        let harness = Harness::open(&medium, false).unwrap();
+        assert_eq!(scrub_state(&harness), (Vec::new(), 0, true), "only a state that says so may take its place");
         let request = Request::write_reserved(ReservedArea::ScrubState, Slice::copy_from(b"new"));
-        rig.run(rig.gate.execute(request)).unwrap();
-        assert_eq!(scrub_state(&rig), (b"new".to_vec(), 0, false));
-        rig.close();
-        assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (b"new".to_vec(), 0, false));
+        harness.run(harness.gate.execute(request)).unwrap();
+        assert_eq!(scrub_state(&harness), (b"new".to_vec(), 0, false));
+        harness.close();
+        assert_eq!(scrub_state(&Harness::open(&medium, true).unwrap()), (b"new".to_vec(), 0, false));
     }
     // Twin: one copy of the newest state is left, and is used.
     let newest = places[2..].iter().chain(&places[..2]).map(|place| vec![*place]);
@@ -479,7 +479,7 @@ fn a_state_of_the_scrub_that_is_put_back_or_blank_in_all_places_is_none_and_coun
         .map(|place: Parts| {
             let medium = medium.copy();
             medium.put_back(&blank, &place);
-            scrub_state(&Rig::open(&medium, true).unwrap())
+            scrub_state(&Harness::open(&medium, true).unwrap())
         })
         .collect();
     assert!(lost.iter().all(|state| state.0 == b"blocks 7 and 8 are bad" && !state.2), "{lost:?}");
@@ -495,8 +495,8 @@ fn an_older_superblock_is_used_where_both_copies_of_the_newest_are_lost() {
     for at in [SUPERBLOCK_OFFSETS[newest as usize % 2], layout().third_offset()] {
         medium.bytes.borrow_mut()[at as usize..][..512].fill(0);
     }
-    let rig = opened(&medium, true, false).unwrap();
-    let Superblock { write_seq, .. } = rig.gate.device().superblock();
-    assert_eq!((write_seq, freshness(&rig)), (newest - 1, Freshness::Current));
-    assert!(rig.read(0, 64).unwrap() == content(1));
+    let harness = opened(&medium, true, false).unwrap();
+    let Superblock { write_seq, .. } = harness.gate.device().superblock();
+    assert_eq!((write_seq, freshness(&harness)), (newest - 1, Freshness::Current));
+    assert!(harness.read(0, 64).unwrap() == content(1));
 }

@@ -6,7 +6,7 @@ use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags, Uns
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use super::setup::{Rig, created, pattern, protection};
+use super::setup::{Harness, created, pattern, protection};
 use crate::OpenOptions;
 use crate::format::MapEntry;
 
@@ -21,26 +21,26 @@ fn tags(start: u64) -> Tags {
     Tags { initial_ref_tag: start, ..TAGS }
 }
 
-fn unsealed(rig: &Rig, start: u64, bytes: &[u8]) -> Request {
-    let data = Unsealed::new(Slice::copy_from(bytes), SIZE, rig.gate.geometry().protection, tags(start));
+fn unsealed(harness: &Harness, start: u64, bytes: &[u8]) -> Request {
+    let data = Unsealed::new(Slice::copy_from(bytes), SIZE, harness.gate.geometry().protection, tags(start));
     Request::write(at(start, (bytes.len() / 4096) as u64), data, Durability::Volatile)
 }
 
-fn sealed(rig: &Rig, start: u64, bytes: &[u8]) -> Request {
-    let data = Sealed::seal(Slice::copy_from(bytes), SIZE, rig.gate.geometry().protection, &tags(start));
+fn sealed(harness: &Harness, start: u64, bytes: &[u8]) -> Request {
+    let data = Sealed::seal(Slice::copy_from(bytes), SIZE, harness.gate.geometry().protection, &tags(start));
     Request::write(at(start, (bytes.len() / 4096) as u64), data, Durability::Volatile)
 }
 
 /// A volume opened so that writes of this many bytes are sealed in flight.
-fn rig(format: Option<PiFormat>, seal_in_flight_bytes: u64) -> Rig {
+fn harness(format: Option<PiFormat>, seal_in_flight_bytes: u64) -> Harness {
     let options = OpenOptions { seal_in_flight_bytes, ..OpenOptions::default() };
-    let rig = Rig::open_with(&created(SIZE, 512, 256, format), options).unwrap();
-    rig.medium.turns.set(3);
-    rig
+    let harness = Harness::open_with(&created(SIZE, 512, 256, format), options).unwrap();
+    harness.medium.turns.set(3);
+    harness
 }
 
-fn entries(rig: &Rig, blocks: u64) -> Vec<MapEntry> {
-    let entry = |lba| rig.gate.device().memtable.get(Lba::new(lba)).expect("a map entry that is not durable");
+fn entries(harness: &Harness, blocks: u64) -> Vec<MapEntry> {
+    let entry = |lba| harness.gate.device().memtable.get(Lba::new(lba)).expect("a map entry that is not durable");
     (0..blocks).map(entry).map(|entry| MapEntry { generation: 0, ..entry }).collect()
 }
 
@@ -52,15 +52,15 @@ fn when_blocks_are_sealed_shows_in_no_map_entry() {
     for format in guards.chain([None]) {
         let bytes = pattern(7, 24 * 4096);
         let made = [(0, true), (0, false), (u64::MAX, true), (u64::MAX, false)].map(|(in_flight_from, is_sealed)| {
-            let rig = rig(format, in_flight_from);
-            assert_eq!(rig.gate.device().abilities().get(RequestKind::Write), Ability::Native);
-            let request = if is_sealed { sealed(&rig, 0, &bytes) } else { unsealed(&rig, 0, &bytes) };
-            rig.run(rig.gate.execute(request)).unwrap();
-            let made = entries(&rig, 24);
-            rig.flush().unwrap();
-            let medium = rig.medium.clone();
-            drop(rig);
-            let again = Rig::open(&medium, false).unwrap();
+            let harness = harness(format, in_flight_from);
+            assert_eq!(harness.gate.device().abilities().get(RequestKind::Write), Ability::Native);
+            let request = if is_sealed { sealed(&harness, 0, &bytes) } else { unsealed(&harness, 0, &bytes) };
+            harness.run(harness.gate.execute(request)).unwrap();
+            let made = entries(&harness, 24);
+            harness.flush().unwrap();
+            let medium = harness.medium.clone();
+            drop(harness);
+            let again = Harness::open(&medium, false).unwrap();
             assert!(again.read(0, 24).is_ok_and(|read| read == bytes), "{format:?}");
             again.verify().unwrap();
             made
@@ -72,58 +72,58 @@ fn when_blocks_are_sealed_shows_in_no_map_entry() {
 #[test]
 fn data_with_good_tags_are_not_waited_for_unless_their_entries_take_a_pass() {
     for (guard, waits) in [(GuardKind::Crc32c, 0), (GuardKind::Crc64, 0), (GuardKind::Crc16, 1)] {
-        let rig = rig(protection(guard, ProtectionType::Type1), 0);
-        rig.run(rig.gate.execute(sealed(&rig, 0, &pattern(1, 16 * 4096)))).unwrap();
-        assert_eq!(rig.medium.submits.borrow().len(), waits, "{guard}");
-        rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(2, 16 * 4096)))).unwrap();
-        assert_eq!(rig.medium.submits.borrow().len(), waits + 1, "{guard}");
-        assert!(rig.read(0, 16).unwrap() == pattern(2, 16 * 4096));
+        let harness = harness(protection(guard, ProtectionType::Type1), 0);
+        harness.run(harness.gate.execute(sealed(&harness, 0, &pattern(1, 16 * 4096)))).unwrap();
+        assert_eq!(harness.medium.submits.borrow().len(), waits, "{guard}");
+        harness.run(harness.gate.execute(unsealed(&harness, 0, &pattern(2, 16 * 4096)))).unwrap();
+        assert_eq!(harness.medium.submits.borrow().len(), waits + 1, "{guard}");
+        assert!(harness.read(0, 16).unwrap() == pattern(2, 16 * 4096));
     }
 }
 
 #[test]
 fn only_long_writes_wait_until_their_data_are_on_their_way() {
-    let rig = rig(protection(GuardKind::Crc16, ProtectionType::Type1), 8 * 4096);
-    rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(1, 7 * 4096)))).unwrap();
-    assert_eq!(rig.medium.submits.borrow()[..], [0; 0]);
-    rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(2, 8 * 4096)))).unwrap();
-    assert_eq!(rig.medium.submits.take(), [8 * 4096], "with the write in flight");
-    assert_eq!(rig.read(0, 8).unwrap(), pattern(2, 8 * 4096));
+    let harness = harness(protection(GuardKind::Crc16, ProtectionType::Type1), 8 * 4096);
+    harness.run(harness.gate.execute(unsealed(&harness, 0, &pattern(1, 7 * 4096)))).unwrap();
+    assert_eq!(harness.medium.submits.borrow()[..], [0; 0]);
+    harness.run(harness.gate.execute(unsealed(&harness, 0, &pattern(2, 8 * 4096)))).unwrap();
+    assert_eq!(harness.medium.submits.take(), [8 * 4096], "with the write in flight");
+    assert_eq!(harness.read(0, 8).unwrap(), pattern(2, 8 * 4096));
     // If the medium completes the write at once, nothing waits for it.
-    rig.medium.turns.set(0);
-    rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(3, 8 * 4096)))).unwrap();
-    assert_eq!(rig.medium.submits.borrow()[..], [0; 0]);
-    assert_eq!(rig.read(0, 8).unwrap(), pattern(3, 8 * 4096));
+    harness.medium.turns.set(0);
+    harness.run(harness.gate.execute(unsealed(&harness, 0, &pattern(3, 8 * 4096)))).unwrap();
+    assert_eq!(harness.medium.submits.borrow()[..], [0; 0]);
+    assert_eq!(harness.read(0, 8).unwrap(), pattern(3, 8 * 4096));
 }
 
 /// The write is refused at once or while it is in flight. No block changes, and its physical blocks are free again.
 #[test]
 fn a_write_that_fails_leaves_no_map_entry() {
     for in_flight_from in [0, u64::MAX] {
-        let rig = rig(protection(GuardKind::Crc16, ProtectionType::Type1), in_flight_from);
+        let harness = harness(protection(GuardKind::Crc16, ProtectionType::Type1), in_flight_from);
         let old = pattern(1, 16 * 4096);
-        rig.run(rig.gate.execute(unsealed(&rig, 0, &old))).unwrap();
-        rig.flush().unwrap();
-        let free = || rig.gate.device().allocator.free(0);
-        let (before, turns) = (free(), rig.medium.turns.get());
+        harness.run(harness.gate.execute(unsealed(&harness, 0, &old))).unwrap();
+        harness.flush().unwrap();
+        let free = || harness.gate.device().allocator.free(0);
+        let (before, turns) = (free(), harness.medium.turns.get());
         for turns in [0, turns] {
-            rig.medium.turns.set(turns);
-            rig.medium.full_from.set(0);
-            let refused = rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(2, 16 * 4096)))).unwrap_err();
+            harness.medium.turns.set(turns);
+            harness.medium.full_from.set(0);
+            let refused = harness.run(harness.gate.execute(unsealed(&harness, 0, &pattern(2, 16 * 4096)))).unwrap_err();
             assert!(matches!(refused.kind(), ErrorKind::NoSpace { .. }), "{refused}");
-            rig.medium.full_from.set(u64::MAX);
-            rig.medium.changes_left.set(0);
-            rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(2, 16 * 4096)))).unwrap_err();
-            rig.medium.changes_left.set(u64::MAX);
-            rig.medium.fails_late.set(true);
-            rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(2, 16 * 4096)))).unwrap_err();
-            rig.medium.fails_late.set(false);
+            harness.medium.full_from.set(u64::MAX);
+            harness.medium.changes_left.set(0);
+            harness.run(harness.gate.execute(unsealed(&harness, 0, &pattern(2, 16 * 4096)))).unwrap_err();
+            harness.medium.changes_left.set(u64::MAX);
+            harness.medium.fails_late.set(true);
+            harness.run(harness.gate.execute(unsealed(&harness, 0, &pattern(2, 16 * 4096)))).unwrap_err();
+            harness.medium.fails_late.set(false);
             assert_eq!(free(), before);
-            assert!(rig.read(0, 16).unwrap() == old && rig.gate.device().memtable.active_len() == 0);
+            assert!(harness.read(0, 16).unwrap() == old && harness.gate.device().memtable.active_len() == 0);
         }
-        rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(3, 16 * 4096)))).unwrap();
-        assert!(rig.read(0, 16).unwrap() == pattern(3, 16 * 4096));
-        rig.verify().unwrap();
+        harness.run(harness.gate.execute(unsealed(&harness, 0, &pattern(3, 16 * 4096)))).unwrap();
+        assert!(harness.read(0, 16).unwrap() == pattern(3, 16 * 4096));
+        harness.verify().unwrap();
     }
 }
 
@@ -131,28 +131,28 @@ fn a_write_that_fails_leaves_no_map_entry() {
 /// never gets one.
 #[test]
 fn nothing_names_data_that_have_not_arrived() {
-    let rig = rig(protection(GuardKind::Crc32c, ProtectionType::Type1), 0);
-    rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(1, 16 * 4096)))).unwrap();
-    rig.flush().unwrap();
+    let harness = harness(protection(GuardKind::Crc32c, ProtectionType::Type1), 0);
+    harness.run(harness.gate.execute(unsealed(&harness, 0, &pattern(1, 16 * 4096)))).unwrap();
+    harness.flush().unwrap();
     for is_dropped in [false, true] {
-        rig.medium.held.set((0, u64::MAX));
+        harness.medium.held.set((0, u64::MAX));
         let new = pattern(2 + u64::from(is_dropped), 16 * 4096);
-        let mut write = Box::pin(rig.gate.execute(unsealed(&rig, 0, &new)));
+        let mut write = Box::pin(harness.gate.execute(unsealed(&harness, 0, &new)));
         for _ in 0..20 {
             assert!(write.as_mut().now_or_never().is_none());
         }
-        assert_eq!(rig.gate.device().memtable.active_len(), 0);
-        assert!(rig.read(0, 16).unwrap() == pattern(1 + u64::from(is_dropped), 16 * 4096));
+        assert_eq!(harness.gate.device().memtable.active_len(), 0);
+        assert!(harness.read(0, 16).unwrap() == pattern(1 + u64::from(is_dropped), 16 * 4096));
         if is_dropped {
             drop(write);
-            rig.medium.let_all_go();
+            harness.medium.let_all_go();
         } else {
-            rig.medium.let_all_go();
-            rig.run(write).unwrap();
-            assert!(rig.read(0, 16).unwrap() == new);
-            rig.flush().unwrap();
+            harness.medium.let_all_go();
+            harness.run(write).unwrap();
+            assert!(harness.read(0, 16).unwrap() == new);
+            harness.flush().unwrap();
         }
     }
-    assert!(rig.read(0, 16).unwrap() == pattern(2, 16 * 4096), "the one that was dropped has changed nothing");
-    rig.verify().unwrap();
+    assert!(harness.read(0, 16).unwrap() == pattern(2, 16 * 4096), "the one that was dropped has changed nothing");
+    harness.verify().unwrap();
 }

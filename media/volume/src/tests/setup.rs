@@ -370,7 +370,7 @@ impl Clock for TestClock {
 }
 
 /// A volume on a medium in memory, with its worker running whenever a request runs.
-pub struct Rig {
+pub struct Harness {
     pool: RefCell<LocalPool>,
     pub medium: TestMedium,
     pub clock: TestClock,
@@ -393,31 +393,31 @@ pub fn created(size: BlockSize, sector_bytes: u32, blocks: u64, protection: Opti
     medium
 }
 
-impl Rig {
-    pub fn open(medium: &TestMedium, read_only: bool) -> Result<Rig, VolumeError> {
-        Rig::open_with(medium, OpenOptions { read_only, ..OpenOptions::default() })
+impl Harness {
+    pub fn open(medium: &TestMedium, read_only: bool) -> Result<Harness, VolumeError> {
+        Harness::open_with(medium, OpenOptions { read_only, ..OpenOptions::default() })
     }
 
-    pub fn open_with(medium: &TestMedium, options: OpenOptions) -> Result<Rig, VolumeError> {
-        Rig::open_as(medium, OpenOptions { keeps_answered: false, ..options })
+    pub fn open_with(medium: &TestMedium, options: OpenOptions) -> Result<Harness, VolumeError> {
+        Harness::open_as(medium, OpenOptions { keeps_answered: false, ..options })
     }
 
     /// Opens a volume with notes.
-    pub fn open_noted(medium: &TestMedium, options: OpenOptions) -> Result<Rig, VolumeError> {
-        Rig::open_as(medium, options)
+    pub fn open_noted(medium: &TestMedium, options: OpenOptions) -> Result<Harness, VolumeError> {
+        Harness::open_as(medium, options)
     }
 
-    fn open_as(medium: &TestMedium, options: OpenOptions) -> Result<Rig, VolumeError> {
+    fn open_as(medium: &TestMedium, options: OpenOptions) -> Result<Harness, VolumeError> {
         let options = OpenOptions { cache_bytes: 64 << 10, ..options };
         let (mut pool, clock) = (LocalPool::new(), TestClock::default());
         let opened = pool.run_until(open(medium.clone(), clock.clone(), &options))?;
         pool.spawner().spawn_local(opened.worker.run()).unwrap();
         let gate = Gate::new("volume", opened.volume);
-        Ok(Rig { pool: RefCell::new(pool), medium: medium.clone(), clock, gate })
+        Ok(Harness { pool: RefCell::new(pool), medium: medium.clone(), clock, gate })
     }
 
-    pub fn new(size: BlockSize, blocks: u64, protection: Option<PiFormat>) -> Rig {
-        Rig::open(&created(size, 512, blocks, protection), false).unwrap()
+    pub fn new(size: BlockSize, blocks: u64, protection: Option<PiFormat>) -> Harness {
+        Harness::open(&created(size, 512, blocks, protection), false).unwrap()
     }
 
     pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
@@ -496,11 +496,11 @@ pub fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 /// The result of an open for reading or for writing, with or without accepting older content.
-pub fn opened(medium: &TestMedium, read_only: bool, accept_older: bool) -> Result<Rig, VolumeError> {
-    Rig::open_with(medium, OpenOptions { read_only, accept_older, ..OpenOptions::default() })
+pub fn opened(medium: &TestMedium, read_only: bool, accept_older: bool) -> Result<Harness, VolumeError> {
+    Harness::open_with(medium, OpenOptions { read_only, accept_older, ..OpenOptions::default() })
 }
 
 /// What an open volume says of the age of its content.
-pub fn freshness(rig: &Rig) -> Freshness {
-    rig.gate.abilities().freshness
+pub fn freshness(harness: &Harness) -> Freshness {
+    harness.gate.abilities().freshness
 }
