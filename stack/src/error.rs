@@ -254,6 +254,11 @@ pub(crate) fn out_of_descriptors(error: &io::Error) -> Option<&'static str> {
     }
 }
 
+/// True if nothing can be opened any more, whatever its name.
+pub fn is_out_of_descriptors(error: &io::Error) -> bool {
+    out_of_descriptors(error).is_some()
+}
+
 /// What is missing of a path that leads nowhere.
 enum MissingPart {
     /// The first directory that is not there.
@@ -277,7 +282,7 @@ fn classify(kind: io::ErrorKind) -> (Cause, Option<&'static str>) {
         Kind::NotFound => (Cause::Unreachable, Some(CHECK_PATH)),
         Kind::PermissionDenied => (Cause::Refused, Some("check the permissions of the file")),
         Kind::ReadOnlyFilesystem => (Cause::Refused, Some("use a path on a writable file system")),
-        Kind::ResourceBusy | Kind::WouldBlock => (Cause::Refused, Some("try again when no other process uses it")),
+        Kind::ResourceBusy | Kind::WouldBlock => (Cause::Refused, Some("wait until no other process uses it")),
         Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => {
             (Cause::Full, Some("free space, or use a smaller size"))
         }

@@ -41,7 +41,7 @@ mod salvage;
 pub mod target;
 mod whole;
 
-pub use error::{Cause, StackError, printable, printable_lines, shell_word};
+pub use error::{Cause, StackError, is_out_of_descriptors, printable, printable_lines, shell_word};
 pub use failures::{device_error, medium_error, open_error, resize_error, volume_error};
 pub use groups::membership::{ReadOnly, bars_resizing};
 pub use groups::mirror::MirrorOptions;

@@ -64,7 +64,7 @@ pub fn find_to_change(name: &TargetRef, only: Option<&Path>) -> Result<Option<Fo
         (None, Some(path)) if name.identity.as_ref().is_some_and(TargetIdentity::is_remote) => {
             let why = format!("the server of {} did not respond, and may be using it", path.display());
             let failure = StackError::new(Cause::Unreachable, LOOKING, why).on(&name.text);
-            Err(failure.advise("try again when that server responds or has exited"))
+            Err(failure.advise("wait until that server responds or has exited"))
         }
         (found, _) => Ok(found),
     }

@@ -297,7 +297,7 @@ async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), StackErro
     let quiesced = shared.quiesce().ok_or_else(busy)?;
     if timeout(DRAIN, quiesced.drained()).await.is_err() {
         let why = format!("{} requests in flight did not end within {} s", quiesced.in_flight(), DRAIN.as_secs());
-        return Err(StackError::new(Cause::Io, RESIZING, why).advise("try again when the volume is less busy"));
+        return Err(StackError::new(Cause::Io, RESIZING, why).advise("repeat it when the volume is less busy"));
     }
     Ok((quiesced, since))
 }

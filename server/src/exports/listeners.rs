@@ -16,7 +16,7 @@ use std::{fmt, fs, io};
 
 use sealblock_runtime_reactor::net::{self, Listener};
 use sealblock_runtime_reactor::{CoreHandle, CoreLocal, JoinHandle, sleep, spawn};
-use sealblock_stack::{Cause, StackError, process_text};
+use sealblock_stack::{Cause, StackError, is_out_of_descriptors, process_text};
 
 use crate::control::socket_path::{Socket, listener_of};
 
@@ -277,16 +277,21 @@ fn bind_error(error: &io::Error, address: SocketAddr) -> StackError {
         io::ErrorKind::AddrInUse => (Cause::Refused, "use another address and port; port 0 chooses a free one"),
         io::ErrorKind::PermissionDenied => (Cause::Refused, "use a port from 1024 on, such as 4420 or 10809"),
         io::ErrorKind::AddrNotAvailable => (Cause::Unreachable, "use an address of this machine, such as 127.0.0.1"),
-        _ => (Cause::Io, "use another address and port"),
+        _ => return io_error(LISTENING, error, "use another address and port").on(address),
     };
     StackError::new(cause, LISTENING, error).on(address).advise(advice)
 }
 
+/// A failure with this advice, unless another address would not help: where no socket can be opened any more.
+fn io_error(action: &str, error: &io::Error, advice: &str) -> StackError {
+    let failure = StackError::io(action, error);
+    if is_out_of_descriptors(error) { failure } else { failure.advise(advice) }
+}
+
 fn bind_unix_error(error: &io::Error, path: &Path) -> StackError {
     if error.kind() != io::ErrorKind::AddrInUse {
-        return StackError::io(LISTENING_UNIX, error)
-            .on(path.display())
-            .advise("use another --nbd-socket PATH, in a directory of this user");
+        let advice = "use another --nbd-socket PATH, in a directory of this user";
+        return io_error(LISTENING_UNIX, error, advice).on(path.display());
     }
     let who = listener_of(path).map_or("another process".to_owned(), |pid| format!("process {}", process_text(pid)));
     StackError::new(Cause::Refused, LISTENING_UNIX, format!("{who} listens there"))

@@ -221,7 +221,7 @@ fn unchecked(name: &str, seen: &DeviceSnapshot) -> Vec<Finding> {
     let finding = |words: String, advice: String| Finding { health: Health::Incomplete, words, advice };
     let mut findings = Vec::new();
     if let Some(why) = &seen.unresponsive {
-        findings.push(finding(format!("it does not respond: {why}"), "try again in a moment".to_owned()));
+        findings.push(finding(format!("it does not respond: {why}"), "ask again in a moment".to_owned()));
     }
     let again = format!("`sealblock scrub start {name}`");
     if let Some(error) = seen.scrub.as_ref().and_then(|scrub| scrub.error.as_ref()) {

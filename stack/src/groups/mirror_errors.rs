@@ -60,7 +60,7 @@ pub(super) fn mirror_error(error: &MirrorError) -> StackError {
 fn advice(refusal: &AssembleError) -> (Cause, Option<&'static str>) {
     match refusal {
         AssembleError::NoReplica | AssembleError::NewWithoutReplica { .. } | AssembleError::NoneInSync => {
-            (Cause::Unreachable, Some("try again when the replicas are online"))
+            (Cause::Unreachable, Some("wait until the replicas are online"))
         }
         AssembleError::OnlyUnfit { .. } => (
             Cause::Unsuitable,
@@ -104,7 +104,7 @@ pub(super) fn replica_error(error: &ReplicaError) -> StackError {
         ReplicaError::ReadOnly => failure(Cause::Refused).advise("open the mirror for writing"),
         ReplicaError::Offline { .. } => failure(Cause::Unreachable),
         ReplicaError::OutOfSync(_) => {
-            failure(Cause::Refused).advise("try again after its resync, which `sealblock mirror status` shows")
+            failure(Cause::Refused).advise("wait for the end of its resync, which `sealblock mirror status` shows")
         }
         ReplicaError::BadLabel { replica, reason } => match is_stripe_label(reason) {
             true => {

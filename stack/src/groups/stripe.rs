@@ -137,7 +137,7 @@ fn assemble_error(refusal: &AssembleError, target: &TargetName, show_labels: boo
             (Cause::Unsuitable, "give the members as they were when the stripe was created".to_owned())
         }
         AssembleError::Label { .. } => (Cause::Damaged, unlabelled()),
-        AssembleError::Device { .. } => (Cause::Io, "try again when the members are online".to_owned()),
+        AssembleError::Device { .. } => (Cause::Io, "wait until the members are online".to_owned()),
     };
     let named = members
         .iter()

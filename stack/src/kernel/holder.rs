@@ -53,12 +53,12 @@ fn of_holder(doing: &str, path: &Path, failure: impl Fn(String) -> StackError) -
                     let advice = if doing == "open" { &advice } else { "use another path, or stop the server first" };
                     failure(format!("{why}, {serves}")).advise(advice)
                 }
-                None => failure(why).advise("try again when the other process has closed it"),
+                None => failure(why).advise("wait until the other process has closed it"),
             }
         }
         Holder::Mounted(at) => failure(format!("in use: it is mounted at {at}")).advise(format!("`umount {at}`")),
         Holder::Unknown => failure("in use by an unknown process".to_owned()).advise(
-            "try again when the other process has closed it; as root, the command may show which process it is",
+            "wait until the other process has closed it; as root, the command may show which process it is",
         ),
     }
 }

@@ -66,7 +66,7 @@ fn another_process_is_named() {
     // The name of a process is that of its first thread.
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or(name);
     let words = format!("in use by another process, {pid} ({})\n", name.trim());
-    place.run("verify v").fails(3, &[&words, "try: try again when the other process has closed it"]);
+    place.run("verify v").fails(3, &[&words, "try: wait until the other process has closed it"]);
     file.unlock().unwrap();
     place.run("verify v").succeeds();
 }
