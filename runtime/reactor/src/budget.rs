@@ -116,9 +116,15 @@ impl Share {
         self.budget.waiting.has_other(waker)
     }
 
-    /// True if the shares together exceed the budget.
-    pub fn is_over(&self) -> bool {
-        self.budget.held_bytes.load(Ordering::Relaxed) > self.budget.limit_bytes
+    /// True if the shares together exceed the budget. Then `waker` is woken when they may no longer do so.
+    pub fn is_over(&self, waker: &Waker) -> bool {
+        let is_over = || self.budget.held_bytes.load(Ordering::SeqCst) > self.budget.limit_bytes;
+        if !is_over() {
+            return false;
+        }
+        self.budget.waiting.add_waker(waker);
+        // Bytes that were released before the waker was stored woke no share.
+        is_over()
     }
 
     /// Sets the bytes in flight: takes missing bytes, even beyond the budget, and releases bytes that are not needed.
@@ -228,6 +234,20 @@ mod tests {
         assert!(shares[2].grow(0, 1 << 20, Waker::noop()));
         drop(shares);
         assert_eq!(held(&budget), 0);
+    }
+
+    #[test]
+    fn a_share_at_rest_is_woken_when_the_budget_is_no_longer_exceeded() {
+        let budget = Budget::new(1 << 20, 64 << 10);
+        let (one, at_rest) = (Share::new(&budget), Share::new(&budget));
+        let count = Arc::new(WakeCount::default());
+        let waker = Waker::from(Arc::clone(&count));
+        assert!(!at_rest.is_over(&waker));
+        one.set_in_flight(2 << 20);
+        assert!(at_rest.is_over(&waker));
+        one.set_in_flight(0);
+        assert_eq!(count.0.load(Ordering::Relaxed), 1, "nothing else would wake it");
+        assert!(!at_rest.is_over(&waker));
     }
 
     fn budget_is_exceeded(budget: &Budget) -> bool {

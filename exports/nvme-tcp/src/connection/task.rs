@@ -139,6 +139,8 @@ pub(crate) struct Connection {
     pub(crate) disconnect: Cell<Option<(Token, Command)>>,
     /// True if nothing more is received.
     pub(crate) is_receive_stopped: Cell<bool>,
+    /// True if nothing is received until a response is sent, or other connections release memory.
+    is_paused: Cell<bool>,
     /// True if the connection was aborted, and so has no timer.
     pub(crate) is_aborted: Cell<bool>,
     pub(crate) accepted: Instant,
@@ -182,6 +184,7 @@ impl Connection {
             drain_deadline: Cell::new(None),
             disconnect: Cell::new(None),
             is_receive_stopped: Cell::new(false),
+            is_paused: Cell::new(false),
             is_aborted: Cell::new(false),
             accepted: now(),
         })
@@ -282,14 +285,14 @@ impl Connection {
     async fn receive_buffer(&self) -> Option<Buffer> {
         poll_fn(|_| {
             let mut core = self.core.borrow_mut();
-            if self.share.is_over() && core.may_pause() {
-                return Poll::Pending;
-            }
-            match core.receive_buffer() {
-                // A completion frees a buffer, and this task sends it.
-                None if core.closed().is_none() => Poll::Pending,
-                buffer => Poll::Ready(buffer),
-            }
+            let buffer = match core.may_pause() && self.share.is_over(self.slots.task()) {
+                true => None,
+                false => core.receive_buffer(),
+            };
+            // A response that is sent frees in-capsule data, after this was polled, and wakes nothing.
+            let is_paused = buffer.is_none() && core.closed().is_none();
+            self.is_paused.set(is_paused);
+            if is_paused { Poll::Pending } else { Poll::Ready(buffer) }
         })
         .await
     }
@@ -331,6 +334,9 @@ impl Connection {
                     return;
                 }
                 continue;
+            }
+            if self.is_paused.get() {
+                self.scheduler.run_again();
             }
             if self.stream.send_all(slices.drain(..)).await.is_err() {
                 self.abort();

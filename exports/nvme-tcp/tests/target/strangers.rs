@@ -83,21 +83,27 @@ fn serve_long(limits: Limits, kind: Option<RequestKind>) -> Long {
     let memory = Rc::new(MemoryDevice::new(BlockSize::B4096, MANY, Some(format())));
     let held = Rc::new(HeldState::default());
     let device = match kind {
-        Some(kind) => {
-            let (below, state) = (Rc::clone(&memory), Rc::clone(&held));
-            DynDevice::new("mem", Held { below, kind, state })
-        }
+        Some(kind) => holding(&memory, kind, &held),
         None => DynDevice::new("mem", Rc::clone(&memory)),
     };
     let namespace = Namespace::new(SharedDevice::publish(device), [1; 16]);
     let state = namespace.state();
     let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(PLAIN, namespace).unwrap();
+    let (target, address) = serve_subsystem(subsystem, limits);
+    Long { target, address, memory, held, state }
+}
+
+fn holding(below: &Rc<MemoryDevice>, kind: RequestKind, state: &Rc<HeldState>) -> DynDevice {
+    DynDevice::new("mem", Held { below: Rc::clone(below), kind, state: Rc::clone(state) })
+}
+
+fn serve_subsystem(subsystem: Subsystem, limits: Limits) -> (Target, SocketAddr) {
     let target = Target::new([subsystem], limits).unwrap();
     let listener = Listener::bind((std::net::Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
     let address = listener.local_addr().unwrap();
     let serving = target.clone();
     drop(spawn(async move { serving.serve(listener).await }));
-    Long { target, address, memory, held, state }
+    (target, address)
 }
 
 async fn until(what: &str, is_so: impl Fn() -> bool) {
@@ -372,4 +378,48 @@ fn copies_wait_for_memory_and_all_are_made() {
         until("those that had begun end", || served.target.connections() == 0).await;
         assert_eq!(served.held.begun.get(), begun + 8);
     });
+}
+
+#[test]
+fn a_queue_that_paused_while_another_had_too_much_memory_receives_again() {
+    const OTHER: u32 = 2;
+    const AT_ONCE: usize = 24;
+    run(|| async {
+        // Of the memory, nothing is left beside what is reserved for each connection.
+        let limits = Limits { connections: 4, total_bytes_in_flight: 256 << 10, transfer_bytes: 8 << 10, ..short() };
+        let memory = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, None));
+        let [held, held_beside] = [(); 2].map(|()| Rc::new(HeldState::default()));
+        let subsystem = [(PLAIN, &held), (OTHER, &held_beside)].into_iter().fold(
+            Subsystem::new(SUBNQN.parse().unwrap(), "SN1"),
+            |subsystem, (nsid, state)| {
+                let device = SharedDevice::publish(holding(&memory, RequestKind::Write, state));
+                subsystem.with_namespace(nsid, Namespace::new(device, [nsid as u8; 16])).unwrap()
+            },
+        );
+        let (_target, address) = serve_subsystem(subsystem, limits);
+        let (_admin, mut flooding) = Queue::pair(address, false).await;
+        let (_other_admin, mut beside) = Queue::pair(address, false).await;
+        let write = |nsid, at| IoCommand::Write(blocks(at, 2)).encode(nsid).unwrap();
+        let mut cids = Vec::new();
+        for at in 0..AT_ONCE {
+            cids.push(flooding.submit(write(PLAIN, 2 * at as u64), Data::Write(pattern(8192, 1))).await);
+        }
+        until("more has arrived than is reserved", || held.begun.get() > 8).await;
+        let cid = beside.submit(write(OTHER, 1000), Data::Write(pattern(8192, 2))).await;
+        until("it is at the device", || held_beside.begun.get() == 1).await;
+        held_beside.is_released.set(true);
+        timeout(HANG, beside.done(cid)).await.expect("the write completes").ok();
+        for _ in 0..3 {
+            timeout(HANG, write_and_read_beside(&mut beside, OTHER)).await.expect("its queue is read");
+        }
+        held.is_released.set(true);
+        for cid in cids {
+            timeout(HANG, flooding.done(cid)).await.expect("the flooding queue is read").ok();
+        }
+    });
+}
+
+async fn write_and_read_beside(io: &mut Queue, nsid: u32) {
+    let written = write(io, nsid, 2000, 2, 3).await;
+    assert_eq!(read(io, nsid, 2000, 2).await.ok().data, written);
 }
