@@ -386,7 +386,8 @@ fn a_queue_that_paused_while_another_had_too_much_memory_receives_again() {
     const AT_ONCE: usize = 24;
     run(|| async {
         // Of the memory, nothing is left beside what is reserved for each connection.
-        let limits = Limits { connections: 4, total_bytes_in_flight: 256 << 10, transfer_bytes: 8 << 10, ..short() };
+        let bytes = Limits { bytes_in_flight: 160 << 10, total_bytes_in_flight: 256 << 10, ..short() };
+        let limits = Limits { connections: 4, transfer_bytes: 8 << 10, ..bytes };
         let memory = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, None));
         let [held, held_beside] = [(); 2].map(|()| Rc::new(HeldState::default()));
         let subsystem = [(PLAIN, &held), (OTHER, &held_beside)].into_iter().fold(
