@@ -116,11 +116,27 @@ impl UnnamedFile {
 /// If the path is not there and would lie beside the nodes of devices.
 pub fn check_new(path: &Path) -> Result<(), StackError> {
     let device = |path: &Path| fs::metadata(path).map(|about| about.dev()).ok();
-    let is_beside_nodes = device(folder_of(path)).is_some_and(|folder| Some(folder) == device(Path::new("/dev")));
+    // A link to a node that is missing leads to where the file would be.
+    let is_beside_nodes =
+        device(folder_of(&followed(path))).is_some_and(|folder| Some(folder) == device(Path::new("/dev")));
     match is_beside_nodes && !path.exists() && device(Path::new("/")) != device(Path::new("/dev")) {
         true => Err(StackError::new(Cause::Unreachable, "open", "there is no such device").on(path.display())),
         false => Ok(()),
     }
+}
+
+/// Where links lead, also if nothing is there.
+fn followed(path: &Path) -> PathBuf {
+    /// As many links as Linux follows.
+    const MAX_LINKS: usize = 40;
+    let mut place = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        match fs::read_link(&place) {
+            Ok(target) => place = folder_of(&place).join(target),
+            Err(_) => break,
+        }
+    }
+    place
 }
 
 /// Has a file be these bytes, durably.
@@ -210,6 +226,14 @@ mod tests {
         }
         let refused = check_new(Path::new("/dev/sealblock-not-there")).unwrap_err().to_string();
         assert!(refused.contains("'/dev/sealblock-not-there': there is no such device"), "{refused}");
+        let [link, further] = ["link", "further"].map(|name| folder.path().join(name));
+        symlink("/dev/sealblock-not-there", &link).unwrap();
+        symlink("link", &further).unwrap();
+        assert!(check_new(&link).is_err() && check_new(&further).is_err(), "a link to it");
+        let [elsewhere, itself] = ["elsewhere", "itself"].map(|name| folder.path().join(name));
+        symlink("not-there", &elsewhere).unwrap();
+        symlink("itself", &itself).unwrap();
+        assert!(check_new(&elsewhere).is_ok() && check_new(&itself).is_ok());
     }
 
     #[test]
