@@ -85,6 +85,7 @@ const AT_START: &[(u64, &[u8], &str)] = &[
     (32_769, b"CD001", "an ISO 9660 file system"),
     (32_769, b"BEA01", "a UDF file system"),
     (0, b"hsqs", "a SquashFS file system"),
+    (0, b"\xce\xfa\xad\x1b", "a BFS file system"),
     (32, b"NXSB", "an APFS container"),
     (1024, b"H+", "an HFS+ file system"),
     (512, b"EFI PART", "a GPT partition table"),
@@ -131,9 +132,42 @@ const FILES: &[(usize, &[u8], &str)] = &[
     (0, b"BZh", "a bzip2 archive"),
     (0, b"PK\x03\x04", "a ZIP archive"),
     (257, b"ustar", "a tar archive"),
+    (0, b"!<arch>\n", "an ar archive or a Debian package"),
+    (0, b"\xed\xab\xee\xdb", "an RPM package"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (0, b"070701", "a cpio archive"),
+    (0, b"\xc7\x71", "a cpio archive"),
+    (0, b"Rar!\x1a\x07", "a RAR archive"),
+    (0, b"MSCF\0\0\0\0", "a cabinet archive"),
+    (0, b"\x04\x22\x4d\x18", "an LZ4 archive"),
+    (0, b"\x5d\0\0\x80\0", "an LZMA archive"),
+    (0, b"LZIP\x01", "an lzip archive"),
+    (0, b"\x1f\x9d\x90", "a compressed file (.Z)"),
+    (0, b"xar!", "a xar archive"),
+    (0, b"PACK\0\0\0\x02", "a Git pack"),
+    (0, b"MZ\x90\0", "a program (PE)"),
+    (0, b"\xfe\xed\xfa\xce", "a program (Mach-O)"),
+    (0, b"\xcf\xfa\xed\xfe", "a program (Mach-O)"),
+    (0, b"\xca\xfe\xba\xbe", "a program (Mach-O or Java)"),
+    (0, b"\0asm\x01\0\0\0", "a program (WebAssembly)"),
+    (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an Office document"),
+    (4, b"Standard Jet DB", "an Access database"),
+    (4, b"Standard ACE DB", "an Access database"),
+    (0, b"!BDN", "an Outlook mailbox"),
+    (0, b"\x03\xd9\xa2\x9a", "a KeePass database"),
+    (0, b"\x1a\x45\xdf\xa3", "a Matroska or WebM file"),
+    (0, b"II*\0", "a TIFF image"),
+    (0, b"MM\0*", "a TIFF image"),
+    (0, b"conectix", "a VHD image"),
     (0, b"%PDF-", "a PDF document"),
     (0, b"\x89PNG\r\n", "a PNG image"),
     (0, b"\xff\xd8\xff", "a JPEG image"),
+    (0, b"GIF8", "a GIF image"),
+    (0, b"ID3", "an MP3 file"),
+    (0, b"OggS", "an Ogg file"),
+    (0, b"fLaC", "a FLAC file"),
+    (0, b"RIFF", "a RIFF file, such as WAV"),
+    (4, b"ftyp", "an MP4 or MOV file"),
     (0, b"SQLite format 3\0", "an SQLite database"),
     (0, b"QFI\xfb", "a qcow2 image"),
     (0, b"KDMV", "a VMDK image"),
@@ -151,17 +185,30 @@ pub fn file_format(start: &[u8]) -> Option<&'static str> {
     known.or_else(|| is_text(start).then_some("plain text"))
 }
 
-/// Whether these bytes are words of people: UTF-8 without control characters, but for the last character, which may be cut.
+/// True if these bytes are text without control characters: in UTF-8, in UTF-16 with a byte order mark, or in an
+/// encoding of one byte for each character, such as Latin-1. The last character may be cut.
 fn is_text(start: &[u8]) -> bool {
-    let text = match std::str::from_utf8(start) {
-        Ok(text) => text,
-        Err(error) if error.error_len().is_none() => {
-            std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or_default()
-        }
-        Err(_) => return false,
-    };
     let is_printed = |char: char| !char.is_control() || matches!(char, '\n' | '\r' | '\t' | '\x0c' | '\x1b');
-    !text.is_empty() && text.chars().all(is_printed)
+    let in_utf16 = |bytes: &[u8], unit: fn([u8; 2]) -> u16| {
+        let units: Vec<u16> = bytes.chunks_exact(2).map(|pair| unit([pair[0], pair[1]])).collect();
+        // The first half of a pair may be the last unit.
+        let is_cut = units.last().is_some_and(|last| (0xd800..0xdc00).contains(last));
+        let whole = &units[..units.len() - usize::from(is_cut)];
+        !whole.is_empty() && char::decode_utf16(whole.iter().copied()).all(|char| char.is_ok_and(is_printed))
+    };
+    match start {
+        [] => false,
+        [0xff, 0xfe, units @ ..] => in_utf16(units, u16::from_le_bytes),
+        [0xfe, 0xff, units @ ..] => in_utf16(units, u16::from_be_bytes),
+        _ => match std::str::from_utf8(start) {
+            Ok(text) => text.chars().all(is_printed),
+            Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => {
+                let text = std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or_default();
+                text.chars().all(is_printed)
+            }
+            Err(_) => start.iter().all(|byte| is_printed(char::from(*byte))),
+        },
+    }
 }
 
 fn has(bytes: &[u8], at: usize, magic: &[u8]) -> bool {
@@ -433,6 +480,12 @@ mod tests {
         assert_eq!(file_format("Liebes Tagebuch, heute ä".as_bytes()), Some("plain text"));
         assert_eq!(file_format(&"ä".repeat(4000).as_bytes()[..4095]), Some("plain text"), "cut in a character");
         assert_eq!((file_format(b""), file_format(&[0; 4096]), file_format(&[0xe9, 1, 2, 3])), (None, None, None));
+        assert_eq!(file_format(b"caf\xe9 au lait"), Some("plain text"), "Latin-1");
+        let units: Vec<u16> = "heute \u{1f980}".encode_utf16().collect();
+        let [low, high] = [u16::to_le_bytes, u16::to_be_bytes]
+            .map(|bytes| [0xfeff].iter().chain(&units).flat_map(|unit| bytes(*unit)).collect::<Vec<u8>>());
+        assert_eq!((file_format(&low), file_format(&high)), (Some("plain text"), Some("plain text")), "UTF-16");
+        assert_eq!((file_format(b"\xff\xfe"), file_format(b"\xff\xfe\0\0")), (None, None), "no text");
         assert_eq!(file_format(b"text\0and something else"), None);
     }
 }
