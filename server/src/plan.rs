@@ -131,6 +131,23 @@ impl BlockDevicePlan {
 }
 
 impl NamespacePlan {
+    /// A target as namespace 1 of its subsystem, with the default settings.
+    pub fn new(target: TargetName) -> NamespacePlan {
+        NamespacePlan {
+            nsid: 1,
+            target,
+            protection: PiVisibility::default(),
+            read_only: false,
+            accept_older: false,
+            relocate: true,
+            usage: Usage::Alone,
+            uuid: None,
+            scrub: Settings::default(),
+            nbd: None,
+            block_device: None,
+        }
+    }
+
     /// What the target is opened for: reading or writing.
     pub fn access(&self) -> Access {
         match (self.read_only, self.relocate) {

@@ -63,10 +63,10 @@ impl RequestObserver {
         RequestObserver { target, told: Mutex::default(), reporters }
     }
 
-    /// Adds bad blocks that an NBD client found to the damage list of the namespace; the NVMe export adds those of
-    /// hosts.
+    /// Adds bad blocks that a client found to the damage list of the namespace; the NVMe export adds those of hosts
+    /// itself.
     fn report(&self, client: &str, faults: &[BadBlock]) {
-        if let Some(state) = self.reporters.state.upgrade().filter(|_| is_nbd(client)) {
+        if let Some(state) = self.reporters.state.upgrade().filter(|_| !is_nvme(client)) {
             state.report_damage(faults);
         }
     }
@@ -100,7 +100,7 @@ impl RequestObserver {
 
 impl Observer for RequestObserver {
     fn succeeded(&self, client: &str, request: RequestInfo) {
-        if let Some(extent) = request.extent.filter(|_| is_nbd(client)) {
+        if let Some(extent) = request.extent.filter(|_| !is_nvme(client)) {
             self.reporters.damage.succeeded(request.kind, extent);
         }
         self.reporters.failing.succeeded(request.kind);
@@ -217,11 +217,12 @@ impl Failing {
     }
 }
 
-fn is_nbd(client: &str) -> bool {
-    client.starts_with("nbd ")
+fn is_nvme(client: &str) -> bool {
+    client.starts_with("nvme ")
 }
 
-/// The client, as text for people. Exports name their clients `nvme NQN HOSTID` and `nbd EXPORT`.
+/// The client, as text for people. Exports name their clients by their protocol and more: `nvme NQN HOSTID`, `nbd EXPORT`,
+/// `ublk N`.
 fn by(client: &str) -> String {
     match client.split_once(' ') {
         Some(("nvme", host)) => match host.split_once(' ') {
@@ -230,6 +231,7 @@ fn by(client: &str) -> String {
             None => format!("the host {host}"),
         },
         Some(("nbd", export)) => format!("an NBD client of {export}"),
+        Some(("ublk", number)) => format!("the block device ublkb{number}"),
         _ => client.to_owned(),
     }
 }

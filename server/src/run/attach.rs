@@ -9,7 +9,6 @@ use std::pin::pin;
 
 use futures_util::future::{Either, FutureExt, select};
 use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor, ShutdownSignal, shutdown_signal};
-use sealblock_scrub::Settings;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{StackError, Usage};
 use serde::Serialize;
@@ -95,17 +94,9 @@ fn ignore(_: &Event) {}
 /// The target as the server opens it.
 fn namespace(plan: &AttachPlan) -> NamespacePlan {
     NamespacePlan {
-        nsid: 1,
-        target: plan.target.clone(),
-        protection: Default::default(),
         read_only: plan.block_device.read_only,
-        relocate: true,
-        accept_older: false,
         usage: plan.usage,
-        uuid: None,
-        scrub: Settings::default(),
-        nbd: None,
-        block_device: None,
+        ..NamespacePlan::new(plan.target.clone())
     }
 }
 

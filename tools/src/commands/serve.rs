@@ -5,7 +5,6 @@
 
 pub mod text;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -116,15 +115,17 @@ impl Source {
         };
         // Sockets of the service manager take precedence over both: they are open already, and its units name them.
         let (nvme, nbd) = inherited.addresses();
-        let Listening { addresses, sockets } = plan.listening.get(NBD).cloned().unwrap_or_default();
+        let mut listening = plan.listening;
+        let Listening { addresses, sockets } = listening.remove(NBD).unwrap_or_default();
         let clients_of_nbd = Listening {
             addresses: or(&nbd, or(&arguments.nbd, addresses)),
             sockets: or(&arguments.nbd_socket, sockets),
         };
+        listening.insert(NBD, clients_of_nbd);
         let plan = Plan {
             listeners: or(&nvme, or(&arguments.listen, plan.listeners)),
             inherited: inherited.clone(),
-            listening: BTreeMap::from([(NBD, clients_of_nbd)]),
+            listening,
             strict: arguments.strict || plan.strict,
             cores: arguments.cores.or(plan.cores),
             ..plan
@@ -154,17 +155,13 @@ fn plan_of(arguments: &Serve, targets: &[TargetName]) -> Plan {
         serial: None,
         model: None,
         namespaces: vec![NamespacePlan {
-            nsid: 1,
-            target: target.clone(),
             protection: arguments.protection.unwrap_or_default(),
             read_only: arguments.read_only,
             relocate: !arguments.no_relocate,
             accept_older: arguments.accept_older,
             usage: if arguments.as_member { Usage::AsMember } else { arguments.members.usage() },
-            uuid: None,
             scrub,
-            nbd: None,
-            block_device: None,
+            ..NamespacePlan::new(target.clone())
         }],
     };
     Plan::new(names(targets).into_iter().zip(targets).map(subsystem).collect())

@@ -202,8 +202,9 @@ fn clients(lines: &mut Lines, server: &ServerStatus) {
 fn client_text(client: &ClientStatus) -> String {
     let who = match (&client.host, client.protocol.as_str()) {
         (Some(host), _) => host.clone(),
+        (None, "nvme") => "a host without a name".to_owned(),
         (None, "nbd") => "an NBD client".to_owned(),
-        (None, _) => "a host without a name".to_owned(),
+        (None, protocol) => format!("a client of {protocol}"),
     };
     let queues = client.queues.map_or(String::new(), |queues| match queues {
         1 => " with 1 I/O queue".to_owned(),
