@@ -282,7 +282,9 @@ fn classify(kind: io::ErrorKind) -> (Cause, Option<&'static str>) {
         Kind::NotFound => (Cause::Unreachable, Some(CHECK_PATH)),
         Kind::PermissionDenied => (Cause::Refused, Some("check the permissions of the file")),
         Kind::ReadOnlyFilesystem => (Cause::Refused, Some("use a path on a writable file system")),
-        Kind::ResourceBusy | Kind::WouldBlock => (Cause::Refused, Some("wait until no other process uses it")),
+        Kind::ResourceBusy => (Cause::Refused, Some("wait until no other process uses it")),
+        // Threads, memory and watches have limits; nothing that blocks is asked here.
+        Kind::WouldBlock => (Cause::Io, Some("higher limits of this process: `ulimit -u` and `ulimit -v`")),
         Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => {
             (Cause::Full, Some("free space, or use a smaller size"))
         }
@@ -332,7 +334,7 @@ mod tests {
             (libc::EACCES, Cause::Refused),
             (libc::EROFS, Cause::Refused),
             (libc::EBUSY, Cause::Refused),
-            (libc::EAGAIN, Cause::Refused),
+            (libc::EAGAIN, Cause::Io),
             (libc::ENOSPC, Cause::Full),
             (libc::ECONNREFUSED, Cause::Unreachable),
             (libc::EISDIR, Cause::Unsuitable),

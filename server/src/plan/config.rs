@@ -330,15 +330,20 @@ pub fn read(path: &Path) -> Result<Plan, StackError> {
     if is_made_by_kernel(path).map_err(failed)? {
         return Err(refused("the kernel generates its content on each read, and a reload reads it again".to_owned()));
     }
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     // Never blocks, whatever the file system is.
     let file = fs::File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path);
     let file = file.map_err(failed)?;
     // The file may grow while it is read.
-    file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > MAX_BYTES {
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_BYTES {
         return Err(refused(format!("it is larger than {MAX_BYTES} bytes")));
     }
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let (valid, rest) = error.as_bytes().split_at(error.utf8_error().valid_up_to());
+        let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count();
+        refused(format!("line {line}: it is not UTF-8 (byte {:#04x})", rest.first().copied().unwrap_or_default()))
+    })?;
     let plan = parse(&text).map_err(|why| refused(cut(&why, MAX_WHY_CHARS)))?;
     Ok(plan.relative_to(path.parent().unwrap_or(Path::new(""))))
 }

@@ -138,6 +138,10 @@ fn mirror_findings(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Findi
             format!("`sealblock scrub start {name}` repairs them from another replica")
         }
         None if ailing.iter().any(|replica| !replica.lost_metadata.is_empty()) => REWRITTEN.to_owned(),
+        // Only an opening for writing compares replicas.
+        None if mirror.nosync_bytes > 0 => format!(
+            "wait; `sealblock mirror status {name}` shows the progress. If it is served read-only, serve it for writing"
+        ),
         None => format!("wait; `sealblock mirror status {name}` shows the progress"),
     };
     findings.push(finding(Health::Degraded, words, advice));

@@ -57,9 +57,8 @@ fn of_holder(doing: &str, path: &Path, failure: impl Fn(String) -> StackError) -
             }
         }
         Holder::Mounted(at) => failure(format!("in use: it is mounted at {at}")).advise(format!("`umount {at}`")),
-        Holder::Unknown => failure("in use by an unknown process".to_owned()).advise(
-            "wait until the other process has closed it; as root, the command may show which process it is",
-        ),
+        Holder::Unknown => failure("in use by an unknown process".to_owned())
+            .advise("wait until the other process has closed it; as root, the command may show which process it is"),
     }
 }
 

@@ -131,7 +131,7 @@ impl Report {
         let elapsed = Duration::from_secs_f64(self.elapsed_s);
         let tally = Tally { read: self.bytes_read, written: self.bytes_written, elapsed }.to_text();
         say_aside(format_args!("{} copied from {from} to {to} {tally}", ByteCount::new(self.bytes)));
-        if self.bytes == 0 {
+        if self.bytes == 0 && self.resume_byte.is_none() {
             say_aside("nothing to copy");
         } else if let (Some(behind), None) = (behind, self.resume_byte) {
             let larger = ByteCount::new(behind);

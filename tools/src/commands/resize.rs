@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use std::path::Path;
 use std::rc::Rc;
 
-use sealblock_media_file::Options;
+use sealblock_media_file::{OpenError, Options};
 use sealblock_media_volume::probe;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
@@ -62,8 +62,10 @@ fn unserved(target: &ServedName) -> StackError {
 async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), StackError> {
     let medium = open_medium(path, Options::WRITE).await.map_err(|error| {
         let failure = open_error(RESIZING, &error);
-        match failure.cause() {
-            Cause::Refused => failure.advise("--control PATH, if the server that uses it has its own control socket"),
+        match error {
+            OpenError::InUse { .. } => {
+                failure.advise("--control PATH, if the server that uses it has its own control socket")
+            }
             _ => failure,
         }
     })?;

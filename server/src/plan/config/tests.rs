@@ -293,3 +293,13 @@ fn of_a_wrong_file_a_part_of_one_line_is_shown() {
     let error = super::read(&file).unwrap_err().to_string();
     assert!(error.contains("column ") && error.contains("... ") && error.contains('!'), "{error}");
 }
+
+#[test]
+fn a_file_that_is_not_utf_8_is_refused_with_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("latin1");
+    std::fs::write(&file, b"cores = 2\n# caf\xe9\n").unwrap();
+    let error = super::read(&file).unwrap_err();
+    assert_eq!(error.cause(), sealblock_stack::Cause::Usage);
+    assert!(error.to_string().contains("line 2: it is not UTF-8 (byte 0xe9)"), "{error}");
+}
