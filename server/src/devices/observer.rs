@@ -282,10 +282,24 @@ mod tests {
     }
 
     #[test]
+    fn what_clients_of_every_protocol_find_is_listed_and_what_nvme_hosts_find_by_their_export() {
+        let one = sealblock_units::Extent::one(Lba::new(3));
+        let info = RequestInfo { kind: RequestKind::Read, extent: Some(one) };
+        for (client, listed) in [("nbd a", 1), ("ublk 0", 1), ("nvme h 1", 0)] {
+            let state = Arc::default();
+            let witness =
+                RequestObserver::new(TargetLabel::of(&"mem:1MiB".parse().unwrap()), ReportTargets::to(&state));
+            witness.failed(client, info, &sealblock_block::BadBlocks::new(vec![media(3)]).unwrap().into());
+            assert_eq!(state.damage().runs().len(), listed, "{client}");
+        }
+    }
+
+    #[test]
     fn clients_have_names_for_people() {
         assert_eq!(by("nvme nqn.2026-11.org.example:h 00ff"), "the host nqn.2026-11.org.example:h");
         assert_eq!(by("nvme  00ff"), "the host 00ff");
         assert_eq!(by("nbd photos"), "an NBD client of photos");
+        assert_eq!(by("ublk 3"), "the block device ublkb3");
     }
 
     #[test]
