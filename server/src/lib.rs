@@ -21,6 +21,7 @@ pub mod dates;
 pub mod devices;
 pub mod events;
 pub mod exports;
+pub mod line_writer;
 pub mod log;
 pub mod plan;
 pub mod run;

@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::env;
 use std::fmt::{self, Write as _};
-use std::io::{self, Write as _};
+use std::io;
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, reload};
 
 use crate::control::protocol::{ControlError, ControlErrorKind, LogLevel, LogReport};
+use crate::line_writer::LineWriter;
 
 /// The variable with the level, if the command line has none.
 const VARIABLE: &str = "SEALBLOCK_LOG";
@@ -48,7 +49,7 @@ static RECENT: LazyLock<Mutex<Recent>> = LazyLock::new(Mutex::default);
 ///
 /// # Errors
 /// Bad usage, if the variable does not contain a level.
-pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), StackError> {
+pub fn install(asked: Option<LogLevel>, json: bool) -> Result<LogGuard, StackError> {
     let level = match (asked, env::var(VARIABLE)) {
         (Some(level), _) => level,
         (None, Ok(text)) => {
@@ -56,19 +57,51 @@ pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), StackError> {
         }
         (None, Err(_)) => LogLevel::default(),
     };
+    let writer = LineWriter::start(io::stderr(), move |lost| lost_text(lost, json))
+        .map_err(|error| StackError::io("start", &error))?;
     let (made, handle) = reload::Layer::new(made(level));
+    let to_lines = writer.clone();
     let lines = tracing_subscriber::fmt::layer()
         // If standard error is closed, this is no reason to end.
         .log_internal_errors(false)
         .event_format(Lines { json, quotas: Mutex::default() })
-        .with_writer(io::stderr);
+        .with_writer(move || to_lines.clone());
     *lock(&LEVEL) = level;
     let installed = tracing_subscriber::registry().with(made).with(lines).try_init();
     installed.map_err(|error| StackError::new(Cause::Io, "start", error))?;
     // There was nothing before, otherwise there would have been an error.
     let _ = MADE.set(handle);
     set_program(Program::SERVER);
-    Ok(())
+    Ok(LogGuard(writer))
+}
+
+/// The end of the log: dropping it writes the remaining lines.
+pub struct LogGuard(LineWriter);
+
+impl LogGuard {
+    /// Logs why the server ends, as a JSON object.
+    pub fn report_end(&self, failure: &StackError) {
+        let mut line = LogLine::begin(Level::ERROR);
+        line.put("message", Value::from(one_line(&failure.in_short())));
+        if let Some(advice) = failure.advice() {
+            line.put("try", Value::from(one_line(advice)));
+        }
+        self.0.put(format!("{}\n", Value::Object(line.fields)).into_bytes());
+    }
+}
+
+impl Drop for LogGuard {
+    fn drop(&mut self) {
+        self.0.finish();
+    }
+}
+
+fn lost_text(lost: u64, json: bool) -> Vec<u8> {
+    let mut line = LogLine::begin(Level::WARN);
+    line.put("message", Value::from("log lines were dropped because standard error was not read"));
+    line.put("lines", Value::from(lost));
+    let text = if json { Value::Object(line.fields).to_string() } else { line.to_text() };
+    format!("{text}\n").into_bytes()
 }
 
 /// The level of the lines that are written.
@@ -111,17 +144,6 @@ pub fn change(level: Option<LogLevel>) -> Result<LogReport, ControlError> {
         tell();
     }
     Ok(report)
-}
-
-/// Logs why the server ends, as a JSON object.
-pub fn report_end(failure: &StackError) {
-    let mut line = LogLine::begin(Level::ERROR);
-    line.put("message", Value::from(one_line(&failure.in_short())));
-    if let Some(advice) = failure.advice() {
-        line.put("try", Value::from(one_line(advice)));
-    }
-    // If standard error is closed, only the exit status remains.
-    writeln!(io::stderr(), "{}", Value::Object(line.fields)).ok();
 }
 
 fn level_of(text: &str) -> Result<LogLevel, String> {

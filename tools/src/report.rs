@@ -9,7 +9,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sealblock_block::BadBlockCause;
@@ -17,6 +17,7 @@ use sealblock_integrity::Field;
 use sealblock_media_volume::WhyLost;
 use sealblock_runtime_reactor::{StandardStream, was_closed_at_start};
 use sealblock_server::dates::moment;
+use sealblock_server::line_writer::LineWriter;
 use sealblock_server::status::health::Checked;
 use sealblock_stack::range::BlockRange;
 use sealblock_stack::{Cause, OpenTarget, StackError, lost_answers_of, printable_lines};
@@ -413,6 +414,45 @@ pub fn say(line: &str) -> Result<(), StackError> {
 /// As [`print_json`].
 pub fn print_report(json: bool, report: &impl Serialize, text: impl FnOnce() -> String) -> Result<(), StackError> {
     if json { print_json(report) } else { say(&text()) }
+}
+
+/// Where the reports of a server go.
+static EVENTS: OnceLock<LineWriter> = OnceLock::new();
+
+/// From now on [`put_event`] does not wait for the reader of standard output.
+///
+/// # Errors
+/// If the process cannot have another thread.
+pub fn start_events() -> Result<EventsGuard, StackError> {
+    let lost_text = |lost| {
+        tracing::warn!(events = lost, "events were dropped because standard output was not read");
+        Vec::new()
+    };
+    let writer = LineWriter::start(io::stdout(), lost_text).map_err(|error| StackError::io("start", &error))?;
+    let _ = EVENTS.set(writer);
+    Ok(EventsGuard)
+}
+
+/// The end of the events: dropping it writes the remaining ones.
+pub struct EventsGuard;
+
+impl Drop for EventsGuard {
+    fn drop(&mut self) {
+        EVENTS.get().into_iter().for_each(LineWriter::finish);
+    }
+}
+
+/// Writes an event of a server, as one JSON object or else as text.
+pub fn put_event(json: bool, event: &impl Serialize, text: impl FnOnce() -> String) {
+    let mut bytes = Vec::new();
+    if json {
+        write_json(event, &mut bytes).expect("a vector takes all bytes");
+    } else {
+        writeln!(bytes, "{}", printable_lines(&text())).expect("a vector takes all bytes");
+    }
+    if let Some(events) = EVENTS.get() {
+        events.put(bytes);
+    }
 }
 
 /// Prints a line on standard error, beside a result that is data. A closed or full standard error is no error.

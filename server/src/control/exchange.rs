@@ -21,12 +21,12 @@ use super::protocol::{
 
 /// The maximum bytes of a response.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
-/// The maximum bytes of a server's state, which may contain hundreds of devices.
-const MAX_STATUS_BYTES: usize = 8 << 20;
+/// The maximum bytes of a server's state, which may contain thousands of devices, each of some 4 KiB and 270 values.
+const MAX_STATUS_BYTES: usize = 32 << 20;
 /// The maximum bytes of the responses of all servers that are queried at once.
 const MAX_TOTAL_BYTES: usize = 64 << 20;
 /// The maximum number of values in a response; each takes more memory than its bytes.
-const MAX_VALUES: usize = 1 << 18;
+const MAX_VALUES: usize = 1 << 20;
 /// The maximum bytes of a text in a response; longer texts are truncated.
 const MAX_TEXT_BYTES: usize = 64 << 10;
 /// Bytes received at once.

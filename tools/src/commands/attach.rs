@@ -14,14 +14,14 @@ use serde::Serialize;
 
 use crate::cli::{Attach, Detach};
 use crate::exit::Exit;
-use crate::report::{print_json, print_report, say};
+use crate::report::{print_report, put_event, start_events};
 
 /// Most queues unless more are asked for: a volume's work stays on one core, so that further ones seldom pay for their memory.
 const MAX_DEFAULT_QUEUES: usize = 4;
 
 /// Attaches.
 pub fn run(arguments: &Attach) -> Result<Exit, StackError> {
-    log::install(arguments.log, arguments.json)?;
+    let _log = log::install(arguments.log, arguments.json)?;
     let cpus = available_parallelism().map_or(1, usize::from);
     let plan = AttachPlan {
         target: arguments.target.clone(),
@@ -35,11 +35,8 @@ pub fn run(arguments: &Attach) -> Result<Exit, StackError> {
             tampering: None,
         },
     };
-    let is_json = arguments.json;
-    let attached = attach_plan(&plan, |event| {
-        // The reader of the events may be gone; the kernel is still served.
-        let _ = if is_json { print_json(event) } else { say(&to_text(event)) };
-    });
+    let _events = start_events()?;
+    let attached = attach_plan(&plan, |event| put_event(arguments.json, event, || to_text(event)));
     attached.map(|()| Exit::Clean)
 }
 

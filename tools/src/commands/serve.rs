@@ -26,6 +26,7 @@ use super::create;
 use crate::cli::Serve;
 use crate::exit::Exit;
 use crate::outputs;
+use crate::report::start_events;
 
 /// The folder of the default volume, in the working directory; shared with the demonstration.
 const FOLDER: &str = "sealblock-data";
@@ -36,12 +37,12 @@ const DEFAULT_SIZE: ByteCount = ByteCount::new(1 << 30);
 
 /// Serves.
 pub fn run(arguments: &Serve) -> Result<Exit, StackError> {
-    log::install(arguments.log, arguments.json)?;
+    let log = log::install(arguments.log, arguments.json)?;
     let served = serve(arguments).map_err(|failure| match arguments.json {
         false => failure,
         true if !failure.is_unreported() => failure,
         true => {
-            log::report_end(&failure);
+            log.report_end(&failure);
             failure.reported()
         }
     });
@@ -57,6 +58,7 @@ fn serve(arguments: &Serve) -> Result<(), StackError> {
     for warning in plan.warnings() {
         tracing::warn!("{warning}");
     }
+    let _events = start_events()?;
     let events = if arguments.json { text::print_event } else { text::say_event };
     serve_plan(&plan, events, arguments.control.as_ref(), again)
 }

@@ -268,3 +268,56 @@ fn a_server_out_of_descriptors_says_so_once_and_goes_on() {
     assert_eq!(log().matches("connections wait").count(), 1, "{}", log());
     assert!(log().contains("LimitNOFILE"), "{}", log());
 }
+
+#[test]
+fn a_server_whose_output_nobody_reads_serves_reloads_and_ends() {
+    /// More than a pipe holds, in lines of at least 100 bytes.
+    const LINES: usize = 1200;
+    let place = Place::new();
+    let configure = |count: usize| {
+        let subsystem = |number| {
+            format!(
+                "[[subsystems]]\nnqn = \"nqn.2026-11.org.example:number-{number}\"\n\
+                 [[subsystems.namespaces]]\ntarget = \"mem:1MiB\"\n"
+            )
+        };
+        let all: String = (0..count).map(subsystem).collect();
+        fs::write(place.path("c.toml"), format!("[[listeners]]\naddress = \"127.0.0.1:0\"\n{all}")).unwrap();
+    };
+    configure(200);
+    let server = Server::spawn(place.command("serve --config c.toml --json --log debug"));
+    let listed = || {
+        place
+            .run(&format!("discover {}", server.address()))
+            .succeeds()
+            .stdout
+            .iter()
+            .filter(|byte| **byte == b'\n')
+            .count()
+    };
+    // Standard error: each of these connections is logged.
+    for _ in 0..LINES {
+        let mut connection = TcpStream::connect(server.address()).unwrap();
+        std::io::Write::write_all(&mut connection, &[0xff; 16]).unwrap();
+        drop(connection);
+    }
+    assert_eq!(listed(), 200);
+    // Standard output: each reload lists all subsystems.
+    for count in [199, 200, 199, 200, 199, 200] {
+        configure(count);
+        server.signal("HUP");
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while listed() != count {
+            assert!(std::time::Instant::now() < deadline, "the reload to {count} subsystems");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+    let begun = std::time::Instant::now();
+    let pid = server.pid();
+    server.signal("TERM");
+    while fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "it does not end");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    server.wait();
+}

@@ -1,4 +1,4 @@
-//! Prints a server's events, as lines for people or as JSON objects, each at once and whole.
+//! A server's events, as lines for people or as JSON objects, each whole.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,17 +12,16 @@ use sealblock_stack::shell_word;
 use sealblock_stack::target::NbdAddress;
 use sealblock_units::ByteCount;
 
-use crate::report::{Lines, print_json, say};
+use crate::report::{Lines, put_event};
 
 /// For people.
 pub fn say_event(event: &Event) {
-    // The reader of the events is gone; the clients are still served.
-    say(&to_text(event)).ok();
+    put_event(false, event, || to_text(event));
 }
 
 /// For machines.
 pub fn print_event(event: &Event) {
-    print_json(event).ok();
+    put_event(true, event, String::new);
 }
 
 fn to_text(event: &Event) -> String {
