@@ -1,7 +1,7 @@
 //! Lines for a standard stream, written by a thread of their own: a reader that does not read them delays no request, and
 //! not the end of the server.
 //!
-//! Invariants: lines keep their order, and each is written whole. At most [`MAX_WAITING`] wait; further ones are dropped
+//! Invariants: lines keep their order, and each is written whole. At most 1024 of them wait; further ones are dropped
 //! and counted, and the number is reported when lines are read again.
 
 use std::io::{self, Write};

@@ -244,7 +244,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let endless = |mut stream: UnixStream| while stream.write_all(&[b'x'; 1 << 16]).is_ok() {};
         let socket = answering(&folder.path().join("s"), endless);
-        assert!(why(&socket).contains("larger than 8388608 bytes"), "{}", why(&socket));
+        let expected = format!("larger than {MAX_STATUS_BYTES} bytes");
+        assert!(why(&socket).contains(&expected), "{}", why(&socket));
     }
 
     #[test]

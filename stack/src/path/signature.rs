@@ -185,6 +185,9 @@ pub fn file_format(start: &[u8]) -> Option<&'static str> {
     known.or_else(|| is_text(start).then_some("plain text"))
 }
 
+/// The smallest number of bytes that are text in an encoding of one byte for each character.
+const MIN_TEXT_BYTES: usize = 64;
+
 /// True if these bytes are text without control characters: in UTF-8, in UTF-16 with a byte order mark, or in an
 /// encoding of one byte for each character, such as Latin-1. The last character may be cut.
 fn is_text(start: &[u8]) -> bool {
@@ -206,7 +209,8 @@ fn is_text(start: &[u8]) -> bool {
                 let text = std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or_default();
                 text.chars().all(is_printed)
             }
-            Err(_) => start.iter().all(|byte| is_printed(char::from(*byte))),
+            // Fewer bytes may be anything.
+            Err(_) => start.len() >= MIN_TEXT_BYTES && start.iter().all(|byte| is_printed(char::from(*byte))),
         },
     }
 }
@@ -480,7 +484,8 @@ mod tests {
         assert_eq!(file_format("Liebes Tagebuch, heute ä".as_bytes()), Some("plain text"));
         assert_eq!(file_format(&"ä".repeat(4000).as_bytes()[..4095]), Some("plain text"), "cut in a character");
         assert_eq!((file_format(b""), file_format(&[0; 4096]), file_format(&[0xe9, 1, 2, 3])), (None, None, None));
-        assert_eq!(file_format(b"caf\xe9 au lait"), Some("plain text"), "Latin-1");
+        assert_eq!(file_format(&b"caf\xe9 au lait ".repeat(5)), Some("plain text"), "Latin-1");
+        assert_eq!(file_format(b"caf\xe9 au lait"), None, "too short to tell");
         let units: Vec<u16> = "heute \u{1f980}".encode_utf16().collect();
         let [low, high] = [u16::to_le_bytes, u16::to_be_bytes]
             .map(|bytes| [0xfeff].iter().chain(&units).flat_map(|unit| bytes(*unit)).collect::<Vec<u8>>());
