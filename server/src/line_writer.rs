@@ -32,7 +32,7 @@ pub struct LineWriter {
 }
 
 impl LineWriter {
-    /// A writer to this stream. `lost` makes the line about a number of lines that were dropped, or an empty one.
+    /// A writer to this stream. `lost_text` makes the line about a number of lines that were dropped, or an empty one.
     ///
     /// # Errors
     /// If no thread can be started.

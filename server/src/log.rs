@@ -86,7 +86,7 @@ impl LogGuard {
         if let Some(advice) = failure.advice() {
             line.put("try", Value::from(one_line(advice)));
         }
-        self.0.put(format!("{}\n", Value::Object(line.fields)).into_bytes());
+        self.0.put(line.into_line(true).into_bytes());
     }
 }
 
@@ -100,8 +100,7 @@ fn lost_text(lost: u64, json: bool) -> Vec<u8> {
     let mut line = LogLine::begin(Level::WARN);
     line.put("message", Value::from("log lines were dropped because standard error was not read"));
     line.put("lines", Value::from(lost));
-    let text = if json { Value::Object(line.fields).to_string() } else { line.to_text() };
-    format!("{text}\n").into_bytes()
+    line.into_line(json).into_bytes()
 }
 
 /// The level of the lines that are written.
@@ -212,10 +211,7 @@ where
         if *event.metadata().level() > filter(*lock(&LEVEL)) {
             return Ok(());
         }
-        match self.json {
-            true => writeln!(writer, "{}", Value::Object(line.fields)),
-            false => writeln!(writer, "{}", line.to_text()),
-        }
+        writer.write_str(&line.into_line(self.json))
     }
 }
 
@@ -237,6 +233,12 @@ impl LogLine {
 
     fn put(&mut self, name: &str, value: Value) {
         self.fields.insert(name.to_owned(), value);
+    }
+
+    /// The line with its end, as a JSON object or as text for people.
+    fn into_line(self, json: bool) -> String {
+        let text = if json { Value::Object(self.fields).to_string() } else { self.to_text() };
+        text + "\n"
     }
 
     /// Text for people: time, level, message, and the other fields.

@@ -404,8 +404,7 @@ pub fn redraw(lines: &str) -> Result<(), StackError> {
 /// # Errors
 /// As [`print_json`].
 pub fn say(line: &str) -> Result<(), StackError> {
-    print(|output| writeln!(output, "{}", printable_lines(line)).and_then(|()| output.flush()))
-        .map_err(|error| output_error(&error))
+    print(|output| write_text(line, output)).map_err(|error| output_error(&error))
 }
 
 /// Prints one JSON object, or else the text.
@@ -445,11 +444,8 @@ impl Drop for EventsGuard {
 /// Writes an event of a server, as one JSON object or else as text.
 pub fn put_event(json: bool, event: &impl Serialize, text: impl FnOnce() -> String) {
     let mut bytes = Vec::new();
-    if json {
-        write_json(event, &mut bytes).expect("a vector takes all bytes");
-    } else {
-        writeln!(bytes, "{}", printable_lines(&text())).expect("a vector takes all bytes");
-    }
+    let written = if json { write_json(event, &mut bytes) } else { write_text(&text(), &mut bytes) };
+    written.expect("a vector takes all bytes");
     if let Some(events) = EVENTS.get() {
         events.put(bytes);
     }
@@ -484,6 +480,11 @@ pub fn attributed(text: &str, stranger: Option<String>) -> String {
         Some(user) => text.lines().map(|line| format!("[{user}] {line}")).collect::<Vec<_>>().join("\n"),
         None => text.to_owned(),
     }
+}
+
+fn write_text(text: &str, output: &mut impl Write) -> io::Result<()> {
+    writeln!(output, "{}", printable_lines(text))?;
+    output.flush()
 }
 
 fn write_json(report: &impl Serialize, output: &mut impl Write) -> io::Result<()> {
