@@ -5,6 +5,8 @@
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
+use crate::key::Key;
+
 /// The bytes are not the expected structure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
@@ -62,6 +64,64 @@ pub struct TooLong {
     pub length: usize,
     /// The maximum of the length field.
     pub most: usize,
+}
+
+/// A node cannot be edited, or not in this way. The node is then unchanged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum EditError {
+    /// It is not a node.
+    #[error(transparent)]
+    Shape(#[from] DecodeError),
+    /// No node has this size.
+    #[error("a node of {0} bytes")]
+    NodeBytes(usize),
+    /// A leaf is edited as an inner node, or an inner node as a leaf.
+    #[error("a node of level {0} is neither edited nor made as one of another level")]
+    Level(u8),
+    /// The data of an item do not end where those of the item before it begin, or overlap the heads.
+    #[error("the data of item {slot} are not packed")]
+    Unpacked {
+        /// The index of the item.
+        slot: usize,
+    },
+    /// Keys would not ascend, or do not.
+    #[error("{key} at index {slot} is out of order")]
+    Order {
+        /// The index of the key.
+        slot: usize,
+        /// The key.
+        key: Key,
+    },
+    /// There is no such item or pointer.
+    #[error("index {slot} of {count}")]
+    Slot {
+        /// The index.
+        slot: usize,
+        /// Items or pointers of the node.
+        count: usize,
+    },
+    /// The item has no such bytes.
+    #[error("bytes {start} to {end} of an item of {size} bytes")]
+    Range {
+        /// The first byte.
+        start: usize,
+        /// The byte after the last one.
+        end: usize,
+        /// Bytes of the item.
+        size: usize,
+    },
+    /// There is no room.
+    #[error("{needed} bytes are needed, {free} are free")]
+    Full {
+        /// Bytes that are needed.
+        needed: usize,
+        /// Bytes that are free.
+        free: usize,
+    },
+    /// Two nodes cannot exchange items: their sizes or levels differ, or new nodes are not empty, or not as many as the
+    /// split needs.
+    #[error("the nodes do not fit each other")]
+    Siblings,
 }
 
 /// The value of a 16-bit length field.

@@ -71,11 +71,19 @@ pub struct ItemHead {
 }
 
 impl ItemHead {
+    /// A head of these parts.
+    pub fn new(key: Key, offset: u32, size: u32) -> ItemHead {
+        ItemHead { key: key.into(), offset: offset.into(), size: size.into() }
+    }
+
     /// Its key.
     pub fn key(&self) -> Key {
         self.key.get()
     }
 }
+
+/// Bytes of an item besides its data.
+pub const ITEM_HEAD_BYTES: usize = size_of::<ItemHead>();
 
 /// A pointer to a node, 33 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -208,7 +216,7 @@ pub fn write_leaf<'a>(
             return Err(full);
         }
         // Both are smaller than a node, whose size has 32 bits.
-        let item = ItemHead { key: key.into(), offset: (start as u32).into(), size: (data.len() as u32).into() };
+        let item = ItemHead::new(key, start as u32, data.len() as u32);
         let body = &mut node[HEADER_BYTES..];
         body[front..behind].copy_from_slice(item.as_bytes());
         body[start..back].copy_from_slice(data);
