@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 
 use crate::checksum::raw_crc32c;
-use crate::key::ItemType;
+use crate::key::{ItemType, Key};
 
 /// The sequence of a reference from the file `objectid` of the tree `root`; the extent would begin `offset` bytes into
 /// the file.
@@ -30,6 +30,72 @@ impl RefOrder {
     /// The position of a reference of this type with this sequence.
     pub fn new(item_type: ItemType, sequence: u64) -> RefOrder {
         RefOrder { item_type, sequence: Reverse(sequence) }
+    }
+}
+
+/// What refers to an extent, without the number of references.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum ExtentRef {
+    /// A node: a tree refers to it.
+    TreeBlock {
+        /// The tree.
+        root: u64,
+    },
+    /// A node: a parent refers to it, of whichever tree.
+    SharedBlock {
+        /// The address of the parent.
+        parent: u64,
+    },
+    /// Data: a file refers to it.
+    Data {
+        /// The tree of the file.
+        root: u64,
+        /// The file.
+        objectid: u64,
+        /// The offset of the file extent in the file, minus its offset in the extent; wraps.
+        offset: u64,
+    },
+    /// Data: a leaf refers to it, of whichever tree.
+    SharedData {
+        /// The address of the leaf.
+        parent: u64,
+    },
+}
+
+impl ExtentRef {
+    /// True if a node is referred to. Such a reference exists once or not at all; one to data has a count.
+    pub fn is_of_node(self) -> bool {
+        matches!(self, ExtentRef::TreeBlock { .. } | ExtentRef::SharedBlock { .. })
+    }
+
+    /// The type of its item, and the number before it when it follows the extent's item.
+    pub fn item_type(self) -> ItemType {
+        match self {
+            ExtentRef::TreeBlock { .. } => ItemType::TREE_BLOCK_REF,
+            ExtentRef::SharedBlock { .. } => ItemType::SHARED_BLOCK_REF,
+            ExtentRef::Data { .. } => ItemType::EXTENT_DATA_REF,
+            ExtentRef::SharedData { .. } => ItemType::SHARED_DATA_REF,
+        }
+    }
+
+    /// The number by which it is sorted among those of its type.
+    pub fn sequence(self) -> u64 {
+        match self {
+            ExtentRef::TreeBlock { root } => root,
+            ExtentRef::SharedBlock { parent } | ExtentRef::SharedData { parent } => parent,
+            ExtentRef::Data { root, objectid, offset } => data_ref_hash(root, objectid, offset),
+        }
+    }
+
+    /// Its position among those that follow the extent's item.
+    pub fn order(self) -> RefOrder {
+        RefOrder::new(self.item_type(), self.sequence())
+    }
+
+    /// The key of its own item. For a file, this is only the first key that it can have: if another file with the same
+    /// hash has this key, the reference has the next one that is free.
+    pub fn key(self, bytenr: u64) -> Key {
+        Key::new(bytenr, self.item_type(), self.sequence())
     }
 }
 

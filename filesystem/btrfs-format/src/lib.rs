@@ -62,6 +62,7 @@ pub mod names;
 pub mod node;
 pub mod refusal;
 pub mod superblock;
+pub mod superblock_edit;
 
 pub use error::{DecodeError, TooLong};
 pub use key::{ItemType, Key};

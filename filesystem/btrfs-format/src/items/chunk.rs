@@ -5,6 +5,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::{DecodeError, TooLong, head, length_u16};
+use crate::key::objectid;
 
 /// Bytes of a stripe in every profile that has stripes.
 pub const STRIPE_BYTES: u64 = 64 << 10;
@@ -227,6 +228,56 @@ impl<'a> Chunk<'a> {
     }
 }
 
+/// A chunk with its stripes, owned, to be made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ChunkBuf {
+    /// The fixed part. Its stripe count is set when the chunk is written.
+    pub head: ChunkHead,
+    /// Its stripes, at least one.
+    pub stripes: Vec<Stripe>,
+}
+
+impl ChunkBuf {
+    /// A chunk of these bytes and this use and profile, with the values that are the same for all chunks: stripes of
+    /// 64 KiB, the hints that Linux stores, and pairs of stripes in RAID10.
+    pub fn new(length: u64, flags: BlockGroupFlags, sector_bytes: u32, stripes: Vec<Stripe>) -> ChunkBuf {
+        let sub_stripes = if flags.contains(BlockGroupFlags::RAID10) { 2 } else { 1 };
+        let head = ChunkHead {
+            length: length.into(),
+            owner: objectid::EXTENT_TREE.into(),
+            stripe_len: STRIPE_BYTES.into(),
+            flags: flags.bits().into(),
+            io_align: (STRIPE_BYTES as u32).into(),
+            io_width: (STRIPE_BYTES as u32).into(),
+            sector_size: sector_bytes.into(),
+            num_stripes: (stripes.len().min(usize::from(u16::MAX)) as u16).into(),
+            sub_stripes: sub_stripes.into(),
+        };
+        ChunkBuf { head, stripes }
+    }
+
+    /// It as an item.
+    pub fn as_item(&self) -> Chunk<'_> {
+        Chunk { head: &self.head, stripes: &self.stripes }
+    }
+
+    /// Its bytes.
+    ///
+    /// # Errors
+    /// If there are more stripes than the count can hold.
+    pub fn encode(&self) -> Result<Vec<u8>, TooLong> {
+        let mut out = Vec::new();
+        self.as_item().write(&mut out)?;
+        Ok(out)
+    }
+}
+
+impl From<Chunk<'_>> for ChunkBuf {
+    fn from(chunk: Chunk) -> ChunkBuf {
+        ChunkBuf { head: *chunk.head, stripes: chunk.stripes.to_vec() }
+    }
+}
+
 /// How much of a chunk is allocated, 24 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -257,6 +308,7 @@ impl FreeSpaceInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::ItemType;
 
     #[test]
     fn a_chunk_has_as_many_stripes_as_it_says() {
@@ -275,6 +327,22 @@ mod tests {
         }
         bytes[44] = 1;
         assert_eq!(Chunk::split(&bytes, 0).unwrap().1.len(), 32);
+    }
+
+    #[test]
+    fn chunks_of_the_kernel_come_back_and_are_made_from_their_parts() {
+        let chunks = crate::captured::all().into_iter().filter(|item| item.key.item_type == ItemType::CHUNK_ITEM);
+        let count = chunks.map(|item| {
+            let chunk = Chunk::decode(&item.data).unwrap();
+            let owned = ChunkBuf::from(chunk);
+            assert_eq!((owned.encode().unwrap(), owned.as_item()), (item.data.clone(), chunk));
+            let (length, sector) = (chunk.head.length.get(), chunk.head.sector_size.get());
+            assert_eq!(ChunkBuf::new(length, chunk.flags(), sector, owned.stripes.clone()), owned);
+        });
+        assert_eq!(count.count(), 2);
+        let mut many = ChunkBuf::from(Chunk::decode(&crate::captured::one(ItemType::CHUNK_ITEM, 80).data).unwrap());
+        many.stripes = vec![many.stripes[0]; 65_536];
+        assert!(many.encode().is_err());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use crate::error::{DecodeError, TooLong};
 
@@ -65,6 +66,19 @@ impl<'a, E: Entry<'a>> Entries<'a, E> {
         })
     }
 
+    /// The first entry that is the wanted one, and its bytes in the list.
+    pub fn find(&self, mut is_wanted: impl FnMut(&E) -> bool) -> Option<(Range<usize>, E)> {
+        let mut rest = self.bytes;
+        while let Ok((entry, behind)) = E::split(rest, 0) {
+            let start = self.bytes.len() - rest.len();
+            if is_wanted(&entry) {
+                return Some((start..self.bytes.len() - behind.len(), entry));
+            }
+            rest = behind;
+        }
+        None
+    }
+
     /// Appends the bytes of all entries.
     ///
     /// # Errors
@@ -92,6 +106,23 @@ impl<'a, E: Entry<'a> + fmt::Debug> fmt::Debug for Entries<'a, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.iter()).finish()
     }
+}
+
+/// Appends an entry to the bytes of a list, which may be empty, as Linux does. The list may have at most `most` bytes
+/// then: an item is never larger than a leaf.
+///
+/// # Errors
+/// If the list would be longer, or a part of the entry is too long for its length field. The list is then unchanged.
+pub fn push_entry<'e, E: Entry<'e>>(list: &mut Vec<u8>, entry: &E, most: usize) -> Result<(), TooLong> {
+    let before = list.len();
+    let result = entry.write(list).and_then(|()| match list.len() {
+        length if length > most => Err(TooLong { what: E::WHAT, length, most }),
+        _ => Ok(()),
+    });
+    if result.is_err() {
+        list.truncate(before);
+    }
+    result
 }
 
 #[cfg(test)]
@@ -131,7 +162,37 @@ mod tests {
             let is_whole = matches!(length, 4 | 5);
             assert_eq!(Entries::<Text>::decode(&bytes[..length]).is_ok(), is_whole, "{length}");
         }
+        let found = list.find(|text| text.0 == b"").unwrap();
+        assert_eq!((found, list.find(|text| text.0 == b"on").is_none()), ((4..5, Text(b"")), true));
         let error = Entries::<Text>::decode(&bytes[..8]).unwrap_err();
         assert_eq!(error, DecodeError::Short { what: "text", at: 6, needed: 5, left: 2 });
+    }
+
+    #[test]
+    fn entries_are_pushed_and_removed_like_those_of_a_list_of_values() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let (mut bytes, mut model, most) = (Vec::new(), Vec::<Vec<u8>>::new(), 100);
+        for _ in 0..5000 {
+            let text = vec![random.u8(b'a'..b'e'); random.usize(..30)];
+            if random.bool() {
+                let pushed = push_entry(&mut bytes, &Text(&text), most);
+                let length = bytes.len() + text.len() + 1;
+                if pushed.is_ok() {
+                    model.push(text);
+                } else {
+                    assert_eq!(pushed, Err(TooLong { what: "text", length, most }));
+                }
+            } else if !bytes.is_empty() {
+                let list = Entries::<Text>::decode(&bytes).unwrap();
+                let range = list.find(|one| one.0.first() == text.first()).map(|(range, _)| range);
+                let index = model.iter().position(|one| one.first() == text.first());
+                assert_eq!(range.is_some(), index.is_some());
+                range.into_iter().for_each(|range| drop(bytes.drain(range)));
+                index.into_iter().for_each(|index| drop(model.remove(index)));
+            }
+            let mut wanted = Vec::new();
+            model.iter().for_each(|text| Text(text).write(&mut wanted).unwrap());
+            assert_eq!(bytes, wanted);
+        }
     }
 }

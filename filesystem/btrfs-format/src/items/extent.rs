@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::entries::{Entries, Entry};
 use crate::error::{DecodeError, TooLong, head};
-use crate::extent_refs::{RefOrder, data_ref_hash};
+use crate::extent_refs::{ExtentRef, RefOrder, data_ref_hash};
 use crate::key::{DiskKey, ItemType};
 
 bitflags! {
@@ -72,6 +72,11 @@ impl ExtentDataRef {
     /// The hash under which it is sorted.
     pub fn hash(&self) -> u64 {
         data_ref_hash(self.root.get(), self.objectid.get(), self.offset.get())
+    }
+
+    /// The reference without its count.
+    pub fn reference(&self) -> ExtentRef {
+        ExtentRef::Data { root: self.root.get(), objectid: self.objectid.get(), offset: self.offset.get() }
     }
 }
 
@@ -182,6 +187,17 @@ impl InlineRef<'_> {
             InlineRef::Data(data) => data.count.get(),
             InlineRef::SharedData(_, shared) => shared.count.get(),
             InlineRef::Owner(_) => 0,
+        }
+    }
+
+    /// The reference without its count; none for the owner.
+    pub fn reference(&self) -> Option<ExtentRef> {
+        match *self {
+            InlineRef::TreeBlock(root) => Some(ExtentRef::TreeBlock { root }),
+            InlineRef::SharedBlock(parent) => Some(ExtentRef::SharedBlock { parent }),
+            InlineRef::Data(data) => Some(data.reference()),
+            InlineRef::SharedData(parent, _) => Some(ExtentRef::SharedData { parent }),
+            InlineRef::Owner(_) => None,
         }
     }
 

@@ -8,6 +8,7 @@ pub mod device;
 pub mod directory;
 pub mod entries;
 pub mod extent;
+pub mod extent_buf;
 pub mod file_extent;
 pub mod inode;
 pub mod root;

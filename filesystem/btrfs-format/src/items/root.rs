@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::inode::{InodeItem, Timespec};
 use crate::error::{DecodeError, TooLong, head, length_u16, whole};
@@ -120,6 +120,89 @@ impl<'a> RootItem<'a> {
     }
 }
 
+/// A tree's root, owned, to be changed or made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RootItemBuf {
+    /// The fixed part.
+    pub head: RootHead,
+    /// The second part; absent only as long as a very old item was not changed.
+    pub tail: Option<RootTail>,
+}
+
+/// A root node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RootNode {
+    /// Its address.
+    pub bytenr: u64,
+    /// Its level.
+    pub level: u8,
+    /// The transaction that wrote it.
+    pub generation: u64,
+}
+
+impl RootItemBuf {
+    /// The item of a new tree; the other fields are zero. The inode of a root item has one link and the mode of a
+    /// directory, as Linux sets them; nothing depends on them.
+    pub fn new(root: RootNode, root_dirid: u64, node_bytes: u32) -> RootItemBuf {
+        let mut head = RootHead::new_zeroed();
+        head.inode.generation = 1.into();
+        head.inode.size = 3.into();
+        head.inode.nbytes = u64::from(node_bytes).into();
+        head.inode.nlink = 1.into();
+        head.inode.mode = 0o40755.into();
+        (head.root_dirid, head.refs) = (root_dirid.into(), 1.into());
+        let mut item = RootItemBuf { head, tail: Some(RootTail::new_zeroed()) };
+        item.set_root(root, u64::from(node_bytes), [0; 16]);
+        item
+    }
+
+    /// Reads the item.
+    ///
+    /// # Errors
+    /// If it has neither of the two sizes.
+    pub fn decode(bytes: &[u8]) -> Result<RootItemBuf, DecodeError> {
+        let item = RootItem::decode(bytes)?;
+        Ok(RootItemBuf { head: *item.head, tail: item.tail.copied() })
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        RootItem { head: &self.head, tail: self.tail.as_ref() }.write(&mut out);
+        out
+    }
+
+    /// Sets the root node, and the bytes of all nodes of the tree. The second part is valid afterwards: if it was absent,
+    /// or void because a program that does not know it wrote the item, its old values are lost. It is then all zero, but
+    /// for `uuid`, which a subvolume needs and other trees leave zero.
+    pub fn set_root(&mut self, root: RootNode, bytes_used: u64, uuid: [u8; 16]) {
+        let is_valid = self.tail.is_some_and(|tail| tail.generation_v2 == self.head.generation);
+        let valid = self.tail.filter(|_| is_valid);
+        let mut tail = valid.unwrap_or(RootTail { uuid, ..RootTail::new_zeroed() });
+        tail.generation_v2 = root.generation.into();
+        self.tail = Some(tail);
+        (self.head.bytenr, self.head.level) = (root.bytenr.into(), root.level);
+        (self.head.generation, self.head.bytes_used) = (root.generation.into(), bytes_used.into());
+    }
+
+    /// Records that a subvolume was changed. Does nothing without a second part, which
+    /// [`set_root`](RootItemBuf::set_root) makes.
+    pub fn set_changed(&mut self, transid: u64, time: Timespec) {
+        if let Some(tail) = &mut self.tail {
+            (tail.ctransid, tail.ctime) = (transid.into(), time);
+        }
+    }
+
+    /// Forgets from where the subvolume was received, because it is or becomes writable and so no longer has what was
+    /// sent.
+    pub fn clear_received(&mut self) {
+        if let Some(tail) = &mut self.tail {
+            let RootTail { received_uuid, stransid, rtransid, stime, rtime, .. } = RootTail::new_zeroed();
+            *tail = RootTail { received_uuid, stransid, rtransid, stime, rtime, ..*tail };
+        }
+    }
+}
+
 /// The position of a subvolume in another one. Both directions have the same bytes; their keys have object and offset
 /// exchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -172,6 +255,7 @@ impl<'a> RootRef<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::ItemType;
 
     #[test]
     fn both_sizes_are_read_and_no_other() {
@@ -197,6 +281,53 @@ mod tests {
         bytes[160] = 8;
         assert!(RootItem::decode(&bytes).unwrap().valid_tail().is_none());
         assert!(RootItem::decode(&bytes[..239]).unwrap().valid_tail().is_none());
+    }
+
+    #[test]
+    fn items_of_the_kernel_come_back_and_a_new_root_changes_only_what_depends_on_it() {
+        let captured = crate::captured::one(ItemType::ROOT_ITEM, 439).data;
+        let item = RootItemBuf::decode(&captured).unwrap();
+        assert_eq!(item.encode(), captured);
+        let generation = item.head.generation.get();
+        let mut same = item;
+        let root = RootNode { bytenr: item.head.bytenr.get(), level: item.head.level, generation };
+        same.set_root(root, item.head.bytes_used.get(), [9; 16]);
+        assert_eq!(same, item);
+
+        let mut new = item;
+        new.set_root(RootNode { bytenr: 1 << 20, level: 2, generation: generation + 1 }, 3 << 14, [9; 16]);
+        let (tail, bytes) = (new.tail.unwrap(), new.encode());
+        assert_eq!((tail.generation_v2.get(), tail.uuid), (generation + 1, item.tail.unwrap().uuid));
+        assert!(RootItem::decode(&bytes).unwrap().valid_tail().is_some());
+        let changed: Vec<_> = (0..439).filter(|at| bytes[*at] != captured[*at]).collect();
+        let is_known = |at: &usize| matches!(at, 160..168 | 176..184 | 192..200 | 238 | 239..247);
+        assert!(changed.iter().all(is_known), "{changed:?}");
+    }
+
+    #[test]
+    fn a_second_part_that_is_absent_or_void_is_made_anew() {
+        let old = RootItemBuf::decode(&[1; 239]).unwrap();
+        let void = RootItemBuf::decode(&[&[1; 239][..], &[2; 200]].concat()).unwrap();
+        for mut item in [old, void] {
+            item.set_root(RootNode { bytenr: 1 << 20, level: 0, generation: 9 }, 1 << 14, [7; 16]);
+            let tail = item.tail.unwrap();
+            assert_eq!((tail.generation_v2.get(), tail.uuid, tail.parent_uuid), (9, [7; 16], [0; 16]));
+            assert_eq!((item.encode().len(), item.head.refs), (439, old.head.refs));
+        }
+    }
+
+    #[test]
+    fn a_writable_subvolume_is_not_received_and_its_change_has_a_time() {
+        let mut item = RootItemBuf::new(RootNode { bytenr: 1 << 20, level: 0, generation: 9 }, 256, 16_384);
+        let tail = item.tail.as_mut().unwrap();
+        (tail.received_uuid, tail.uuid, tail.stransid, tail.rtransid) = ([1; 16], [2; 16], 3.into(), 4.into());
+        tail.rtime.seconds = 5.into();
+        item.clear_received();
+        item.set_changed(9, Timespec { seconds: 6.into(), nanoseconds: 7.into() });
+        let tail = RootTail { received_uuid: [0; 16], uuid: [2; 16], ..item.tail.unwrap() };
+        assert_eq!(item.tail, Some(tail));
+        assert_eq!((tail.stransid, tail.rtransid, tail.rtime.seconds.get()), (0.into(), 0.into(), 0));
+        assert_eq!((tail.ctransid.get(), tail.ctime.seconds.get(), tail.otransid.get()), (9, 6, 0));
     }
 
     #[test]
