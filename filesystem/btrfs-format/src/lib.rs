@@ -46,6 +46,7 @@
 //! assert_eq!(key.to_string(), "(6 DIR_ITEM 2378154706)");
 //! ```
 
+pub mod bitmap;
 pub mod checker;
 pub mod checker_items;
 pub mod checksum;
@@ -53,7 +54,9 @@ pub mod compress;
 pub mod error;
 pub mod extent_refs;
 pub mod features;
+pub mod free_space;
 pub mod inner_edit;
+pub mod item_changes;
 pub mod items;
 pub mod key;
 pub mod leaf_edit;
