@@ -1,7 +1,7 @@
 //! Bitmaps of free sectors: bits in bytes, the lowest bit of the first byte first.
 //!
-//! Ranges of bits that do not exist are an error of the caller; [`Bitmap`] has as many bits as it was made with, and the
-//! bits of its last byte that are none are zero.
+//! Ranges of bits that do not exist are an error of the caller; [`Bitmap`] has as many bits as it was made with, and
+//! the bits of its last byte that are none are zero.
 
 use std::ops::Range;
 
@@ -18,8 +18,8 @@ impl Bitmap {
         Bitmap { bytes: vec![0; bits.div_ceil(8)], bits }
     }
 
-    /// The bits of an item's data. `None` if there are not as many bytes as `bits` need, or bits behind the last one are
-    /// set.
+    /// The bits of an item's data. `None` if there are not as many bytes as `bits` need, or bits behind the last one
+    /// are set.
     pub fn from_bytes(bytes: &[u8], bits: usize) -> Option<Bitmap> {
         let spare = bits % 8;
         let is_clean = spare == 0 || bytes.last().is_some_and(|last| last >> spare == 0);

@@ -195,8 +195,8 @@ impl GroupFreeSpace {
         })
     }
 
-    /// The first free range at or behind an address, up to where its run ends. If the address is within a run, the range
-    /// begins there.
+    /// The first free range at or behind an address, up to where its run ends. If the address is within a run, the
+    /// range begins there.
     pub fn next_free(&self, from: u64) -> Option<Range<u64>> {
         let from = from.saturating_sub(self.group.start).div_ceil(u64::from(self.group.sector_bytes));
         let run = self.next_run(usize::try_from(from).ok()?)?;
@@ -209,7 +209,7 @@ impl GroupFreeSpace {
     /// If it is not all free, or not made of sectors of the group.
     pub fn remove(&mut self, start: u64, bytes: u64, changes: &mut ItemChanges) -> Result<(), FreeSpaceError> {
         let range = self.group.range(start, bytes).ok_or(FreeSpaceError::Range { start, bytes })?;
-        if self.next_run(range.start).is_none_or(|run| run.start > range.start || run.end < range.end) {
+        if !self.is_all(&range, true) {
             return Err(FreeSpaceError::InUse { start, bytes });
         }
         let (before, behind) = self.neighbours(&range);
@@ -239,7 +239,7 @@ impl GroupFreeSpace {
     /// If a part of it is free already, or it is not made of sectors of the group.
     pub fn add(&mut self, start: u64, bytes: u64, changes: &mut ItemChanges) -> Result<(), FreeSpaceError> {
         let range = self.group.range(start, bytes).ok_or(FreeSpaceError::Range { start, bytes })?;
-        if self.next_run(range.start).is_some_and(|run| run.start < range.end) {
+        if !self.is_all(&range, false) {
             return Err(FreeSpaceError::Free { start, bytes });
         }
         let (before, behind) = self.neighbours(&range);
@@ -247,7 +247,6 @@ impl GroupFreeSpace {
             Form::Extents(runs) => {
                 let mut whole = range.clone();
                 if before > 0 {
-                    // The run before stays under its start, and grows below.
                     let (at, sectors) = runs
                         .range(..range.start)
                         .next_back()
@@ -292,22 +291,30 @@ impl GroupFreeSpace {
 
     /// One for each side on which the sector beside a range is free.
     fn neighbours(&self, range: &Range<usize>) -> (u64, u64) {
-        let is_free = |sector: usize| self.next_run(sector).is_some_and(|run| run.start == sector);
+        let is_free = |sector: usize| sector < self.group.sectors() && self.is_all(&(sector..sector + 1), true);
         (u64::from(range.start > 0 && is_free(range.start - 1)), u64::from(is_free(range.end)))
+    }
+
+    /// True if all sectors of a range are free, or none is. Looks at no others: a group may be large.
+    fn is_all(&self, range: &Range<usize>, value: bool) -> bool {
+        match &self.form {
+            Form::Extents(_) => match self.next_run(range.start) {
+                Some(run) if value => run.start == range.start && run.end >= range.end,
+                Some(run) => run.start >= range.end,
+                None => !value,
+            },
+            Form::Bitmaps(bitmaps) => {
+                parts(range).all(|(part, bits)| bitmaps.get(part).is_some_and(|bitmap| bitmap.is_all(bits, value)))
+            }
+        }
     }
 
     /// Sets the bits of a range, which may be in several bitmaps.
     fn fill(&mut self, range: &Range<usize>, value: bool, changes: &mut ItemChanges) {
-        let Form::Bitmaps(bitmaps) = &mut self.form else { return };
-        let mut at = range.start;
-        while at < range.end {
-            let part = at / PART_SECTORS;
-            let end = range.end.min((part + 1) * PART_SECTORS);
-            bitmaps[part].fill(at - part * PART_SECTORS..end - part * PART_SECTORS, value);
-            at = end;
-        }
-        let Form::Bitmaps(bitmaps) = &self.form else { return };
-        for part in range.start / PART_SECTORS..=(range.end - 1) / PART_SECTORS {
+        for (part, bits) in parts(range) {
+            let Form::Bitmaps(bitmaps) = &mut self.form else { return };
+            bitmaps[part].fill(bits, value);
+            let Form::Bitmaps(bitmaps) = &self.form else { return };
             let (key, data) = self.bitmap(bitmaps, part);
             changes.replace(key, data);
         }
@@ -337,15 +344,12 @@ impl GroupFreeSpace {
 
     fn to_bitmaps(&self) -> Form {
         let sectors = self.group.sectors();
-        let parts = (0..sectors).step_by(PART_SECTORS).map(|at| PART_SECTORS.min(sectors - at));
-        let mut bitmaps: Vec<_> = parts.map(Bitmap::new).collect();
+        let sizes = (0..sectors).step_by(PART_SECTORS).map(|at| PART_SECTORS.min(sectors - at));
+        let mut bitmaps: Vec<_> = sizes.map(Bitmap::new).collect();
         let mut at = 0;
         while let Some(run) = self.next_run(at) {
             at = run.end;
-            for part in run.start / PART_SECTORS..=(run.end - 1) / PART_SECTORS {
-                let first = part * PART_SECTORS;
-                bitmaps[part].fill(run.start.max(first) - first..run.end.min(first + PART_SECTORS) - first, true);
-            }
+            parts(&run).for_each(|(part, bits)| bitmaps[part].fill(bits, true));
         }
         Form::Bitmaps(bitmaps)
     }
@@ -423,6 +427,15 @@ impl Group {
     fn key(&self, item_type: ItemType, at: usize, sectors: usize) -> Key {
         Key::new(self.address(at), item_type, sectors as u64 * u64::from(self.sector_bytes))
     }
+}
+
+/// The parts that have sectors of a range, and the bits of these in each part's bitmap.
+fn parts(range: &Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let Range { start, end } = *range;
+    (start / PART_SECTORS..end.div_ceil(PART_SECTORS)).map(move |part| {
+        let first = part * PART_SECTORS;
+        (part, start.max(first) - first..end.min(first + PART_SECTORS) - first)
+    })
 }
 
 /// The first sector from `from` on whose bit has this value.

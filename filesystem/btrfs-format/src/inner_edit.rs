@@ -56,6 +56,13 @@ impl<'a> InnerMut<'a> {
         Header::ref_from_prefix(self.bytes).expect("a node has a header").0
     }
 
+    /// Gives it another header. Its level and count stay.
+    pub fn set_header(&mut self, header: &Header) {
+        let Header { level, nritems, .. } = *self.header();
+        let header = Header { level, nritems, ..*header };
+        self.bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+    }
+
     /// The number of pointers.
     pub fn len(&self) -> usize {
         self.header().nritems.get() as usize
@@ -259,7 +266,9 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut buffers = [vec![0; node_bytes], vec![0; node_bytes]];
         let mut models = [Vec::new(), Vec::new()];
-        buffers.iter_mut().for_each(|buffer| drop(InnerMut::create(buffer, &header(2)).unwrap()));
+        for buffer in &mut buffers {
+            InnerMut::create(buffer, &header(2)).unwrap();
+        }
         let most = (node_bytes - HEADER_BYTES) / POINTER_BYTES;
         for _ in 0..edits {
             let [first, second] = &mut buffers;
@@ -269,7 +278,7 @@ mod tests {
             match random.u8(..10) {
                 0..5 => {
                     // Keys of the left node are below those of the right one.
-                    let new = pointer((side as u64) << 32 | random.u64(1..1 << 12) * 8);
+                    let new = pointer(((side as u64) << 32) + random.u64(1..1 << 12) * 8);
                     let slot = model.partition_point(|one: &KeyPointer| one.key() < new.key());
                     let result = node.insert(slot, new);
                     if model.get(slot).is_some_and(|one| one.key() == new.key()) {

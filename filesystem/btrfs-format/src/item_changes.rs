@@ -1,7 +1,7 @@
 //! The changes of items that an operation makes in a tree, one for each key.
 //!
-//! Later changes of an item join earlier ones, so an item that an operation inserts and deletes again is not in the list,
-//! and whoever applies the list touches each item once.
+//! Later changes of an item join earlier ones, so an item that an operation inserts and deletes again is not in the
+//! list, and whoever applies the list touches each item once.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -108,7 +108,7 @@ mod tests {
                 now.insert(key, data);
             }
             let mut after = before;
-            assert!(changes.len() <= 8 && changes.is_empty() == (changes.len() == 0));
+            assert_eq!((changes.iter().count(), changes.is_empty()), (changes.len(), changes.iter().next().is_none()));
             for (key, change) in changes {
                 let old = match change {
                     ItemChange::Insert(data) => after.insert(key, data).xor(Some(Vec::new())),

@@ -1,8 +1,7 @@
 //! Edits a leaf in its buffer: inserts, deletes, resizes and moves items.
 //!
 //! [`LeafMut::open`] checks once that the leaf is packed and its keys ascend, and every edit keeps that: the data of an
-//! item end where those of the item before it begin. The buffer is never larger than needed for a memory move: no edit
-//! copies the leaf.
+//! item end where those of the item before it begin. No edit copies the leaf or allocates memory.
 //!
 //! Invariants:
 //! - An edit that fails changes nothing.
@@ -71,6 +70,13 @@ impl<'a> LeafMut<'a> {
     /// The header.
     pub fn header(&self) -> &Header {
         Header::ref_from_prefix(self.bytes).expect("a leaf has a header").0
+    }
+
+    /// Gives it another header. Its level and count stay.
+    pub fn set_header(&mut self, header: &Header) {
+        let Header { level, nritems, .. } = *self.header();
+        let header = Header { level, nritems, ..*header };
+        self.bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
     }
 
     /// The number of items.
@@ -166,8 +172,8 @@ impl<'a> LeafMut<'a> {
         Ok(())
     }
 
-    /// Replaces bytes of an item by others, of any number: the whole item, or a part that grows, shrinks, begins earlier
-    /// or ends later.
+    /// Replaces bytes of an item by others, of any number: the whole item, or a part that grows, shrinks, begins
+    /// earlier or ends later.
     ///
     /// # Errors
     /// If there is no such item, it has no such bytes, or there is no room.

@@ -165,13 +165,13 @@ mod tests {
         for (slot, size) in sizes.iter().enumerate() {
             leaf.insert(slot, key(2 * slot + 1), &vec![slot as u8; *size]).unwrap();
         }
-        let mut new = vec![LeafMut::create(second, &header()).unwrap(), LeafMut::create(third, &header()).unwrap()];
+        let mut new = [LeafMut::create(second, &header()).unwrap(), LeafMut::create(third, &header()).unwrap()];
         let choice = LeafSplit::choose(&leaf, slot, size).unwrap();
         let (new, _) = new.split_at_mut(choice.new_leaves());
         choice.insert(&mut leaf, new, slot, (key(2 * slot), &vec![99; size])).unwrap();
         let sizes = |leaf: &LeafMut| leaf.items().iter().map(|item| item.size.get() as usize).collect();
         let sizes = std::iter::once(&leaf).chain(new.iter()).map(sizes).collect();
-        buffers.iter_mut().for_each(|buffer| drop(LeafMut::open(buffer).unwrap()));
+        assert!(buffers.iter_mut().take(1 + choice.new_leaves()).all(|buffer| LeafMut::open(buffer).is_ok()));
         sizes
     }
 

@@ -6,6 +6,10 @@
 //! - [`key`], [`features`], [`checksum`], [`names`], [`extent_refs`]: the parts of all other structures.
 //! - [`items`]: the data of each type of item, borrowed from the leaf.
 //! - [`superblock`], [`node`]: the blocks that items and pointers are in.
+//! - [`leaf_edit`], [`leaf_split`], [`inner_edit`]: nodes, edited in their buffers.
+//! - [`items::extent_buf`], [`superblock_edit`]: items with references that are counted, and the superblock of a
+//!   commit.
+//! - [`item_changes`], [`bitmap`], [`free_space`]: the free space of block groups, and the items that it changes.
 //! - [`compress`]: compressed extents, decompressed into buffers of known size.
 //! - [`checker`], [`checker_items`]: the rules of nodes and of items; [`refusal`] names a broken rule and its place.
 //!
@@ -14,6 +18,7 @@
 //!   extent).
 //! - Decoding checks only the shape, and a decoded value encodes to the same bytes: reserved bytes and unknown flags
 //!   are kept, and nonzero ones are not refused.
+//! - Edits check what they are given, and change nothing if it is wrong. Counts never wrap.
 //!
 //! Structures and fields have the names of the format, as in Linux and btrfs-progs, and names of sizes include the
 //! unit. Numbers in borrowed structures are little-endian types with `get`. Lengths and counts that follow from the

@@ -92,8 +92,8 @@ impl BackupRoot {
 impl Superblock {
     /// Makes this the superblock of a transaction. There is no log then, and the backup root after the newest one is
     /// that of the transaction; a second superblock of the same transaction has the same one. The UUID tree stays valid
-    /// if it was, because whoever writes keeps it so. The space cache of version 1 is not kept: its generation stays, so
-    /// that Linux sees that it is older.
+    /// if it was, because whoever writes keeps it so. The space cache of version 1 is not kept: its generation stays,
+    /// so that Linux sees that it is older.
     pub fn set_commit(&mut self, commit: &Commit) {
         let newest = self.newest_backup();
         let is_same = self.backup_roots[newest].tree_root_generation == commit.generation;

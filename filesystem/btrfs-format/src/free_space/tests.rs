@@ -112,7 +112,7 @@ fn random_changes(seed: u64, bytes: u64, sector_bytes: u32, changes: usize) -> [
     let turn = (changes / 4).max(1);
     for change in 0..changes {
         let start = random.usize(..sectors);
-        let is_splitting = change / turn % 2 == 0;
+        let is_splitting = (change / turn).is_multiple_of(2);
         let most = if is_splitting { 3 } else { sectors / (turn / 8).max(8) + 2 };
         let mut end = (start + random.usize(1..=most)).min(sectors);
         let is_add = if is_splitting { random.u8(..8) == 0 } else { random.bool() };
@@ -127,7 +127,7 @@ fn random_changes(seed: u64, bytes: u64, sector_bytes: u32, changes: usize) -> [
             }
             proof.change(start..end, is_add);
         }
-        if change % (changes / 30).max(1) == 0 {
+        if change.is_multiple_of((changes / 30).max(1)) {
             proof.assert_all();
         }
     }

@@ -115,10 +115,11 @@ impl<'a, E: Entry<'a> + fmt::Debug> fmt::Debug for Entries<'a, E> {
 /// If the list would be longer, or a part of the entry is too long for its length field. The list is then unchanged.
 pub fn push_entry<'e, E: Entry<'e>>(list: &mut Vec<u8>, entry: &E, most: usize) -> Result<(), TooLong> {
     let before = list.len();
-    let result = entry.write(list).and_then(|()| match list.len() {
-        length if length > most => Err(TooLong { what: E::WHAT, length, most }),
-        _ => Ok(()),
-    });
+    let mut result = entry.write(list);
+    let length = list.len();
+    if result.is_ok() && length > most {
+        result = Err(TooLong { what: E::WHAT, length, most });
+    }
     if result.is_err() {
         list.truncate(before);
     }

@@ -214,8 +214,8 @@ impl ExtentItemBuf {
         Ok(change)
     }
 
-    /// Drops references of one kind. If [`ExtentItemBuf::refs`] is 0 afterwards, the extent is free, and its item is to be
-    /// deleted. `found` is the count of the reference if it has its own item.
+    /// Drops references of one kind. If [`ExtentItemBuf::refs`] is 0 afterwards, the extent is free, and its item is to
+    /// be deleted. `found` is the count of the reference if it has its own item.
     ///
     /// # Errors
     /// If there are not as many, or references would be left of an extent that has none.
@@ -305,9 +305,9 @@ pub enum KeyedPlace {
 /// Looks for the own item of a reference among the items from [`ExtentRef::key`] on.
 ///
 /// Files with the same hash have successive keys, and when one of them goes, a gap is left. So the item may be behind a
-/// gap, and this looks at all references of files that `items` still gives. An extent has many of them, and equal hashes
-/// are rare: a caller that adds a reference may stop soon after the hash. Linux, too, then gives a reference a second
-/// item if its first one is behind a gap.
+/// gap, and this looks at all references of files that `items` still gives. An extent has many of them, and equal
+/// hashes are rare: a caller that adds a reference may stop soon after the hash. Linux, too, then gives a reference a
+/// second item if its first one is behind a gap.
 ///
 /// # Errors
 /// If an item of the extent does not have the form of its type, or no key is left.

@@ -172,9 +172,9 @@ impl RootItemBuf {
         out
     }
 
-    /// Sets the root node, and the bytes of all nodes of the tree. The second part is valid afterwards: if it was absent,
-    /// or void because a program that does not know it wrote the item, its old values are lost. It is then all zero, but
-    /// for `uuid`, which a subvolume needs and other trees leave zero.
+    /// Sets the root node, and the bytes of all nodes of the tree. The second part is valid afterwards: if it was
+    /// absent, or void because a program that does not know it wrote the item, its old values are lost. It is then all
+    /// zero, but for `uuid`, which a subvolume needs and other trees leave zero.
     pub fn set_root(&mut self, root: RootNode, bytes_used: u64, uuid: [u8; 16]) {
         let is_valid = self.tail.is_some_and(|tail| tail.generation_v2 == self.head.generation);
         let valid = self.tail.filter(|_| is_valid);

@@ -11,10 +11,16 @@ use std::path::Path;
 use sealblock_btrfs_format::checker::{CheckedNode, Expected, check_node};
 use sealblock_btrfs_format::checker_items::check_chunk;
 use sealblock_btrfs_format::compress::{Sizes, decompress};
+use sealblock_btrfs_format::free_space::GroupFreeSpace;
+use sealblock_btrfs_format::inner_edit::InnerMut;
 use sealblock_btrfs_format::items::Item;
-use sealblock_btrfs_format::items::chunk::Chunk;
+use sealblock_btrfs_format::items::chunk::{Chunk, ChunkBuf};
+use sealblock_btrfs_format::items::entries::{Entries, Entry, push_entry};
+use sealblock_btrfs_format::items::extent_buf::{ExtentItemBuf, decode_keyed, keyed_data};
 use sealblock_btrfs_format::items::file_extent::{Compression, FileExtent};
+use sealblock_btrfs_format::items::root::RootItemBuf;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
+use sealblock_btrfs_format::leaf_edit::LeafMut;
 use sealblock_btrfs_format::node::{HEADER_BYTES, ItemHead, write_inner, write_leaf};
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, Geometry, SUPERBLOCK_BYTES, Superblock};
 use sealblock_proofs_btrfs_images::content::text;
@@ -38,6 +44,8 @@ pub struct Seen {
     pub extent_kinds: BTreeSet<u8>,
     /// Types of references behind extents.
     pub inline_refs: BTreeSet<u8>,
+    /// Groups whose free space is in runs, and in bitmaps.
+    pub groups: BTreeMap<bool, usize>,
 }
 
 impl Seen {
@@ -50,6 +58,7 @@ impl Seen {
         other.items.into_iter().for_each(|(item, count)| *self.items.entry(item).or_default() += count);
         other.decompressed.into_iter().for_each(|(kind, count)| *self.decompressed.entry(kind).or_default() += count);
         self.extent_kinds.extend(other.extent_kinds);
+        other.groups.into_iter().for_each(|(form, count)| *self.groups.entry(form).or_default() += count);
         self.inline_refs.extend(other.inline_refs);
     }
 }
@@ -62,6 +71,8 @@ struct Walker {
     chunks: BTreeMap<u64, (u64, u64)>,
     /// Checksums of data that were not compared yet.
     csums: Vec<(u64, Vec<u8>)>,
+    /// Items of the free space tree that were not loaded yet.
+    free_space: Vec<(Key, Vec<u8>)>,
     seen: Seen,
 }
 
@@ -80,8 +91,9 @@ pub fn walk(image: &Path) -> Seen {
     resealed.seal();
     assert_eq!(&resealed, superblock, "sealing a good superblock changes nothing");
 
-    let (chunks, csums, seen) = (BTreeMap::new(), Vec::new(), Seen::default());
-    let mut walker = Walker { file, geometry, chunks, csums, seen };
+    let (chunks, csums, free_space, seen) = (BTreeMap::new(), Vec::new(), Vec::new(), Seen::default());
+    let mut walker = Walker { file, geometry, chunks, csums, free_space, seen };
+    assert_sys_chunks(superblock);
     for chunk in superblock.sys_chunks() {
         let (key, chunk) = chunk.unwrap();
         check_chunk(&geometry, key, &chunk).unwrap();
@@ -127,12 +139,25 @@ impl Walker {
             for (key, data) in node.entries() {
                 let item = Item::decode(key, data).unwrap();
                 assert_eq!(item.encode().unwrap(), data, "{key}: {item:?}");
+                assert_owned(key, &item, data);
                 *self.seen.items.entry(key.item_type).or_default() += 1;
                 self.look_at(key, &item, &mut roots);
             }
         }
+        self.load_free_space();
         for (owner, bytenr, level, generation) in roots {
             self.tree(owner, bytenr, level, generation);
+        }
+    }
+
+    /// Every block group's free space loads from its items, and gives them again.
+    fn load_free_space(&mut self) {
+        let items = std::mem::take(&mut self.free_space);
+        for group in items.chunk_by(|_, (key, _)| key.item_type != ItemType::FREE_SPACE_INFO) {
+            let borrowed = group.iter().map(|(key, data)| (*key, &data[..]));
+            let space = GroupFreeSpace::load(self.geometry.sector_bytes, borrowed).unwrap();
+            assert_eq!(space.items(), group);
+            *self.seen.groups.entry(space.is_bitmaps()).or_default() += 1;
         }
     }
 
@@ -149,6 +174,8 @@ impl Walker {
             (_, pointers) => (size_of_val(pointers), again.len() - HEADER_BYTES),
         };
         let free = HEADER_BYTES + front..HEADER_BYTES + back;
+        let edited = edited(node, bytes);
+        assert!(edited[HEADER_BYTES..] == again[HEADER_BYTES..], "node {} made by edits", node.header().bytenr);
         again[free.clone()].copy_from_slice(&bytes[free]);
         checksum.seal(&mut again);
         let differs = again.iter().zip(bytes).position(|(again, before)| again != before);
@@ -157,6 +184,8 @@ impl Walker {
 
     fn look_at(&mut self, key: Key, item: &Item, roots: &mut Vec<(u64, u64, u8, u64)>) {
         match item {
+            // The cache of version 1 has other items.
+            _ if matches!(key.item_type.0, 198..=200) => self.free_space.push((key, item.encode().unwrap())),
             Item::Chunk(chunk) => self.map(key, chunk),
             Item::Root(root) if root.head.refs != 0 || !objectid::is_subvolume(key.objectid) => {
                 roots.push((key.objectid, root.head.bytenr.get(), root.head.level, root.head.generation.get()));
@@ -207,6 +236,69 @@ impl Walker {
             }
         }
     }
+}
+
+/// A node with the same items, inserted from the middle outwards, into a node that was opened and emptied.
+fn edited(node: &CheckedNode, bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let outwards =
+        |count: usize| (0..count / 2).rev().map(|slot| (0, slot)).chain((count / 2..count).map(|at| (at, at)));
+    if node.header().level == 0 {
+        let mut leaf = LeafMut::open(&mut bytes).unwrap();
+        leaf.delete(0..leaf.len()).unwrap();
+        leaf.zero_gap();
+        for (at, slot) in outwards(node.items().len()) {
+            let item = &node.items()[slot];
+            leaf.insert(at, item.key(), node.data(item).unwrap()).unwrap();
+        }
+    } else {
+        let mut inner = InnerMut::open(&mut bytes).unwrap();
+        inner.delete(0..inner.len()).unwrap();
+        inner.zero_gap();
+        for (at, slot) in outwards(node.pointers().len()) {
+            inner.insert(at, node.pointers()[slot]).unwrap();
+        }
+    }
+    bytes
+}
+
+/// The owned form of an item encodes to the same bytes; so does a list to which its entries are pushed.
+fn assert_owned(key: Key, item: &Item, data: &[u8]) {
+    let again = match item {
+        Item::Extent(extent) => {
+            let owned = ExtentItemBuf::decode(key.item_type, data).unwrap();
+            assert_eq!(owned.inline().len(), extent.refs().count());
+            owned.encode()
+        }
+        Item::Root(_) => RootItemBuf::decode(data).unwrap().encode(),
+        Item::Chunk(chunk) => ChunkBuf::from(*chunk).encode().unwrap(),
+        Item::InodeRefs(entries) => pushed(entries),
+        Item::InodeExtrefs(entries) => pushed(entries),
+        Item::Xattrs(entries) | Item::DirItems(entries) | Item::DirIndex(entries) => pushed(entries),
+        Item::ExtentDataRefs(entries) => pushed(entries),
+        _ => data.to_vec(),
+    };
+    assert_eq!(again, data, "{key}: {item:?}");
+    if let Some((what, count)) = decode_keyed(key, data).unwrap() {
+        assert_eq!((keyed_data(what, count), what.item_type()), (data.to_vec(), key.item_type), "{key}");
+    }
+}
+
+fn pushed<'a, E: Entry<'a>>(entries: &Entries<'a, E>) -> Vec<u8> {
+    let mut out = Vec::new();
+    entries.iter().for_each(|entry| push_entry(&mut out, &entry, usize::MAX).unwrap());
+    out
+}
+
+/// The system chunks are the same after they were removed and pushed again.
+fn assert_sys_chunks(superblock: &Superblock) {
+    let mut again = *superblock;
+    for chunk in superblock.sys_chunks() {
+        let (key, chunk) = chunk.unwrap();
+        assert!(again.remove_sys_chunk(key).unwrap());
+        again.push_sys_chunk(key, &chunk).unwrap();
+    }
+    assert!(again == *superblock);
 }
 
 fn data_offset(item: &ItemHead) -> usize {
