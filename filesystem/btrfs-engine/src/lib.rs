@@ -1,0 +1,63 @@
+//! The parts that change a Btrfs filesystem.
+//!
+//! - [`refs`]: the references to extents that a transaction adds and drops.
+//! - [`tree`]: trees whose nodes are in memory.
+//!
+//! Invariants:
+//! - Nothing here does I/O, reads a clock or waits. Whoever uses it has read the nodes that a change needs, and writes
+//!   those that it made.
+//! - Counts that come from the medium are checked. One that would fall below zero is an error, after which the
+//!   transaction must not be committed.
+//!
+//! # Examples
+//!
+//! A new leaf of subvolume 256 gets a second reference, from subvolume 257, and its item is made once:
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//!
+//! use sealblock_btrfs_engine::refs::{DelayedRefs, ExtentItems, Fate, NewExtent, RefsError};
+//! use sealblock_btrfs_format::extent_refs::ExtentRef;
+//! use sealblock_btrfs_format::items::extent::ExtentFlags;
+//! use sealblock_btrfs_format::items::extent_buf::ExtentItemBuf;
+//! use sealblock_btrfs_format::key::{ItemType, Key};
+//!
+//! /// The extent tree.
+//! struct Tree(BTreeMap<Key, Vec<u8>>);
+//!
+//! impl ExtentItems for Tree {
+//!     fn from(&self, key: Key) -> impl Iterator<Item = (Key, &[u8])> {
+//!         self.0.range(key..).map(|(key, data)| (*key, &data[..]))
+//!     }
+//!
+//!     fn put(&mut self, key: Key, data: Vec<u8>) -> Result<(), RefsError> {
+//!         self.0.insert(key, data);
+//!         Ok(())
+//!     }
+//!
+//!     fn delete(&mut self, key: Key) -> Result<(), RefsError> {
+//!         self.0.remove(&key);
+//!         Ok(())
+//!     }
+//! }
+//!
+//! let (bytenr, generation, node_bytes) = (30 << 20, 7, 16_384);
+//! let key = Key::new(bytenr, ItemType::METADATA_ITEM, 0);
+//! let item = ExtentItemBuf::new(generation, ExtentFlags::TREE_BLOCK, None);
+//!
+//! let mut refs = DelayedRefs::new();
+//! refs.insert(NewExtent { key, item })?;
+//! refs.add(bytenr, ExtentRef::TreeBlock { root: 256 }, 1)?;
+//! refs.add(bytenr, ExtentRef::TreeBlock { root: 257 }, 1)?;
+//! assert_eq!(refs.net(bytenr), 2);
+//!
+//! let mut tree = Tree(BTreeMap::new());
+//! let head = refs.take(bytenr).expect("it has references");
+//! assert_eq!(head.run(bytenr, &mut tree, node_bytes)?, Fate::Lives);
+//! let item = ExtentItemBuf::decode(key.item_type, &tree.0[&key])?;
+//! assert_eq!(item.refs(), 2);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod refs;
+pub mod tree;
