@@ -7,7 +7,7 @@
 //! - [`Filesystem::open`]: from devices to trees; a [`Candidate`] is a device that may belong to the filesystem.
 //! - [`Cursor`]: the items of a tree in order, skipping lost nodes.
 //! - [`walk::Walk`], [`Filesystem::resolve`], [`Filesystem::read`]: directories, paths, and the data of files.
-//! - [`verify`]: every copy of everything that is in use.
+//! - [`verify`]: every copy of everything that is in use; [`check`]: whether the trees agree with each other.
 //! - [`chunk_map`]: from a logical address to every copy of it, for all nine profiles.
 //! - [`parity`]: restores missing or damaged pieces of a row of RAID5 or RAID6 from the others.
 //!
@@ -65,6 +65,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod check;
 pub mod chunk_map;
 pub mod cursor;
 pub mod data;

@@ -15,7 +15,7 @@ mod copies;
 mod data;
 mod files;
 mod leaves;
-mod ranges;
+pub(crate) mod ranges;
 mod report;
 mod rows;
 mod session;

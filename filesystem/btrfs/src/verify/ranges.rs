@@ -11,7 +11,7 @@ const BATCH: usize = 4096;
 
 /// Ranges, each as its first address and the address after its last.
 #[derive(Clone, Debug)]
-pub(super) struct RangeList {
+pub(crate) struct RangeList {
     ranges: Vec<(u64, u64)>,
     /// The first `merged_len` ranges are sorted and do not touch each other.
     merged_len: usize,

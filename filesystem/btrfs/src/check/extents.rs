@@ -1,0 +1,305 @@
+//! The extents of the extent tree, and whether each node and file extent lies in the extent that it should.
+//!
+//! Invariants:
+//! - Extents come from the extent tree in the order of their addresses, so the list is sorted and is searched by
+//!   halving.
+//! - Where nodes of the extent tree are lost, nothing is said about extents.
+
+use sealblock_btrfs_format::items::Item;
+use sealblock_btrfs_format::items::extent::{ExtentFlags, ExtentItem, InlineRef};
+use sealblock_btrfs_format::key::{ItemType, Key, objectid};
+use sealblock_btrfs_format::node::{Header, Node, flags};
+
+use super::references::{Maker, Reference, References};
+use super::report::{Place, Rule, WhyNotChecked};
+use super::session::Session;
+
+/// An extent of the extent tree.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    pub start: u64,
+    pub bytes: u64,
+    generation: u64,
+    refs: u64,
+    /// The level of a node; [`DATA`] for data.
+    level: u8,
+    is_full: bool,
+    /// True for a node that was reached.
+    is_reached: bool,
+}
+
+/// In place of a level.
+const DATA: u8 = u8::MAX;
+
+impl Extent {
+    pub fn is_data(&self) -> bool {
+        self.level == DATA
+    }
+
+    pub fn end(&self) -> u64 {
+        self.start.saturating_add(self.bytes)
+    }
+}
+
+/// What reaching a node shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reached {
+    /// For the first time.
+    First { is_full: bool, is_shared: bool },
+    /// It was reached before.
+    Again,
+}
+
+/// All extents with their references.
+pub(super) struct Extents {
+    list: Vec<Extent>,
+    pub references: References,
+    /// Address ranges whose items are lost.
+    unknown: Vec<(u64, u64)>,
+    /// The sum of the references after the last extent.
+    counted: u64,
+    /// Nodes that were reached and have no extent.
+    strays: std::collections::HashSet<u64>,
+    most: usize,
+    is_cut: bool,
+}
+
+impl Extents {
+    pub fn new(most: usize) -> Extents {
+        Extents {
+            list: Vec::new(),
+            references: References::new(most),
+            unknown: Vec::new(),
+            counted: 0,
+            strays: Default::default(),
+            most,
+            is_cut: false,
+        }
+    }
+
+    /// True if all extents and references are known.
+    pub fn is_complete(&self) -> bool {
+        self.unknown.is_empty() && !self.is_cut && !self.references.is_cut()
+    }
+
+    /// All extents, by address.
+    pub fn all(&self) -> &[Extent] {
+        &self.list
+    }
+
+    /// Records that the items between two keys of the extent tree are lost.
+    pub fn lost(&mut self, from: Option<Key>, before: Option<Key>) {
+        self.unknown.push((from.map_or(0, |key| key.objectid), before.map_or(u64::MAX, |key| key.objectid)));
+        // The references of the last extent may be among them.
+        if let Some(last) = self.list.last() {
+            self.counted = last.refs;
+        }
+    }
+
+    fn is_unknown(&self, address: u64) -> bool {
+        self.is_cut
+            || self.references.is_cut()
+            || self.unknown.iter().any(|(from, to)| (*from..=*to).contains(&address))
+    }
+
+    /// Takes a leaf of the extent tree. Leaves come in the order of their keys.
+    pub fn take(&mut self, session: &Session<'_>, leaf: &Node<'_>) {
+        for (key, data) in leaf.entries() {
+            match Item::decode(key, data) {
+                Ok(Item::Extent(extent)) => self.take_extent(session, key, &extent),
+                Ok(Item::Empty) if key.item_type == ItemType::TREE_BLOCK_REF => {
+                    self.record(session, key, Maker::Tree(key.offset), 1);
+                }
+                Ok(Item::Empty) if key.item_type == ItemType::SHARED_BLOCK_REF => {
+                    self.record(session, key, Maker::Parent(key.offset), 1);
+                }
+                Ok(Item::ExtentDataRefs(refs)) => {
+                    for one in refs.iter() {
+                        self.record(session, key, file_of(one), one.count.get());
+                    }
+                }
+                Ok(Item::SharedDataRef(shared)) => {
+                    self.record(session, key, Maker::Leaf(key.offset), shared.count.get());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn take_extent(&mut self, session: &Session<'_>, key: Key, item: &ExtentItem<'_>) {
+        self.finish_last(session);
+        if self.list.len() >= self.most {
+            self.is_cut = true;
+            return;
+        }
+        let extent_flags = item.head.flags();
+        let is_skinny = key.item_type == ItemType::METADATA_ITEM;
+        let bytes = if is_skinny { session.node_bytes() } else { key.offset };
+        let level = match item.tree_block {
+            Some(info) => info.level,
+            // The checker allows a level only below 8.
+            None if is_skinny => key.offset as u8,
+            None => DATA,
+        };
+        if let Some(last) = self.list.last()
+            && last.end() > key.objectid
+        {
+            let why = format!("the extent overlaps the one at {}, which ends at {}", last.start, last.end());
+            session.found(Rule::ExtentOverlap, Place::item(objectid::EXTENT_TREE, key), why);
+        }
+        self.list.push(Extent {
+            start: key.objectid,
+            bytes,
+            generation: item.head.generation.get(),
+            refs: item.head.refs.get(),
+            level,
+            is_full: extent_flags.contains(ExtentFlags::FULL_BACKREF),
+            is_reached: false,
+        });
+        for one in item.refs() {
+            let maker = match one {
+                InlineRef::TreeBlock(root) => Maker::Tree(root),
+                InlineRef::SharedBlock(parent) => Maker::Parent(parent),
+                InlineRef::Data(data) => file_of(data),
+                InlineRef::SharedData(parent, _) => Maker::Leaf(parent),
+                // Not a reference.
+                InlineRef::Owner(_) => continue,
+            };
+            self.record(session, key, maker, one.count());
+        }
+    }
+
+    fn record(&mut self, session: &Session<'_>, key: Key, maker: Maker, count: u32) {
+        let extent = key.objectid;
+        self.references.record(Reference { extent, maker }, count);
+        let place = Place::item(objectid::EXTENT_TREE, key);
+        match self.list.last() {
+            Some(last) if last.start == extent => {
+                self.counted = self.counted.saturating_add(u64::from(count));
+                if last.is_data() == maker.is_of_node() {
+                    let why = "a reference to a node is recorded for data, or the other way round";
+                    session.found(Rule::ExtentKind, place, why);
+                }
+            }
+            _ if self.is_unknown(extent) => {}
+            _ => session.found(Rule::ReferenceAlone, place, "a reference is recorded, and there is no extent"),
+        }
+    }
+
+    /// Compares the count of the last extent with its references.
+    fn finish_last(&mut self, session: &Session<'_>) {
+        let counted = std::mem::take(&mut self.counted);
+        let Some(last) = self.list.last().filter(|last| last.refs != counted) else { return };
+        let why = format!("the extent counts {} references, and {counted} are recorded", last.refs);
+        session.found(Rule::ReferenceCount, Place::at(last.start), why);
+    }
+
+    /// Prepares for the references that are made, after the last leaf.
+    pub fn sort(&mut self, session: &Session<'_>) {
+        self.finish_last(session);
+        self.references.sort(session);
+        session.count(|report| report.extents = self.list.len() as u64);
+        if !self.unknown.is_empty() {
+            session.not_checked(WhyNotChecked::ExtentTree);
+        }
+        if self.is_cut || self.references.is_cut() {
+            session.not_checked(WhyNotChecked::TooManyExtents);
+        }
+    }
+
+    fn position(&self, start: u64) -> Option<usize> {
+        self.list.binary_search_by_key(&start, |extent| extent.start).ok()
+    }
+
+    /// Counts a reference that something makes. What has no extent at all is reported by the caller.
+    pub fn made(&mut self, session: &Session<'_>, reference: Reference) {
+        let extent = reference.extent;
+        if !self.references.made(reference) && !self.is_unknown(extent) && self.position(extent).is_some() {
+            self.references.keep_unrecorded(session, reference);
+        }
+    }
+
+    /// Counts a reference to data, and compares the extent with that of the file.
+    pub fn made_to_data(&mut self, session: &Session<'_>, reference: Reference, bytes: u64, place: Place) {
+        self.made(session, reference);
+        let start = reference.extent;
+        match self.position(start).map(|index| self.list[index]) {
+            None if self.is_unknown(start) => {}
+            None => {
+                let why = format!("the extent at {start}, to which the file refers, is not in the extent tree");
+                session.found(Rule::NoExtent, place, why);
+            }
+            Some(extent) if extent.is_data() && extent.bytes == bytes => {}
+            Some(extent) => {
+                let what = if extent.is_data() { "data" } else { "a node" };
+                let why = format!(
+                    "the file refers to {bytes} bytes of data at {start}, and the extent tree has {what} of {} bytes there",
+                    extent.bytes
+                );
+                session.found(Rule::ExtentKind, place, why);
+            }
+        }
+    }
+
+    /// True if a node was reached before.
+    pub fn is_reached(&self, bytenr: u64) -> bool {
+        self.position(bytenr).map_or_else(|| self.strays.contains(&bytenr), |index| self.list[index].is_reached)
+    }
+
+    /// Marks a node as reached, and says what the extent tree knows about it.
+    pub fn reach(&mut self, session: &Session<'_>, bytenr: u64, tree: u64) -> Reached {
+        let Some(index) = self.position(bytenr) else {
+            if self.strays.len() >= self.most {
+                // Nodes that cannot be remembered are not walked, so that the walk ends.
+                return Reached::Again;
+            }
+            if !self.strays.insert(bytenr) {
+                return Reached::Again;
+            }
+            if !self.is_unknown(bytenr) {
+                let why = "the node is in use, and the extent tree does not have it";
+                session.found(Rule::NoExtent, Place { tree: Some(tree), ..Place::at(bytenr) }, why);
+            }
+            return Reached::First { is_full: false, is_shared: true };
+        };
+        let extent = &mut self.list[index];
+        if std::mem::replace(&mut extent.is_reached, true) {
+            return Reached::Again;
+        }
+        Reached::First { is_full: extent.is_full, is_shared: extent.refs > 1 }
+    }
+
+    /// Compares a node with its extent, once.
+    pub fn check_node(&self, session: &Session<'_>, header: &Header, tree: u64) {
+        let bytenr = header.bytenr.get();
+        let Some(extent) = self.position(bytenr).map(|index| self.list[index]) else { return };
+        let place = Place { tree: Some(tree), ..Place::at(bytenr) };
+        if extent.is_data() {
+            session.found(Rule::ExtentKind, place, "the node is data in the extent tree");
+            return;
+        }
+        if extent.level != header.level {
+            let why = format!("the node is at level {}, and the extent tree has {}", header.level, extent.level);
+            session.found(Rule::ExtentLevel, place, why);
+        }
+        let generation = header.generation.get();
+        if extent.generation != generation {
+            let why = format!("the node is of generation {generation}, and the extent tree has {}", extent.generation);
+            session.found(Rule::ExtentGeneration, place, why);
+        }
+        let owner = header.owner.get();
+        let by_owner = Reference { extent: bytenr, maker: Maker::Tree(owner) };
+        // The nodes of a relocation are referred to by their parents, whoever owns them.
+        let is_relocated = header.flags.get() & flags::RELOC != 0;
+        if !extent.is_full && !is_relocated && !self.is_unknown(bytenr) && !self.references.has(by_owner) {
+            let why = format!(
+                "its children are referred to by its owner, tree {owner}, which has no reference to the node itself, and it has no FULL_BACKREF"
+            );
+            session.found(Rule::ExtentOwner, place, why);
+        }
+    }
+}
+
+fn file_of(data: &sealblock_btrfs_format::items::extent::ExtentDataRef) -> Maker {
+    Maker::File { root: data.root.get(), ino: data.objectid.get(), offset: data.offset.get() }
+}
