@@ -26,7 +26,7 @@ use sealblock_units::{BlockSize, ByteCount, Lba};
 
 pub use attach::{Attach, Detach};
 pub use bench::Bench;
-pub use fs::{Fs, FsCat, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree, FsVerify};
+pub use fs::{Fs, FsCat, FsCheck, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree, FsVerify};
 pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
 };

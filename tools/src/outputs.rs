@@ -153,6 +153,7 @@ fn filesystems_of(command: &FsCommand) -> Vec<TargetName> {
         FsCommand::Cat(cat) => &cat.files,
         FsCommand::Get(get) => std::slice::from_ref(&get.place),
         FsCommand::Verify(verify) => std::slice::from_ref(&verify.place),
+        FsCommand::Check(check) => std::slice::from_ref(&check.filesystem),
         FsCommand::Rescue(rescue) => std::slice::from_ref(&rescue.place),
         FsCommand::Mount(mount) => std::slice::from_ref(&mount.place),
         FsCommand::Tree(tree) => std::slice::from_ref(&tree.filesystem),

@@ -48,6 +48,8 @@ pub enum FsCommand {
     /// Check every copy of the blocks of a filesystem or of a file, and list the damage.
     #[command(visible_alias = "scrub")]
     Verify(FsVerify),
+    /// Check that the trees of a filesystem agree with each other, as `btrfs check` does.
+    Check(FsCheck),
     /// Copy the good files and sectors out of a damaged filesystem, and list the lost ones.
     Rescue(FsRescue),
     /// Mount it on a local directory, read-only.
@@ -146,6 +148,25 @@ pub struct FsVerify {
     #[arg(long)]
     pub json: bool,
     /// Print nothing if no damage is found, and show no progress.
+    #[arg(long, short, conflicts_with = "json")]
+    pub quiet: bool,
+}
+
+/// Arguments of `fs check`.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  sealblock fs check disk.img\n  sealblock fs check /dev/sdb+/dev/sdc --json\n\n\
+    Checks references, extents, block groups, free space, device extents, checksum ranges, inodes, directories, links and subvolumes \
+    against each other. One good copy of each node is read, and no data; `fs verify` checks every copy and the data. Nothing is written.\n\n\
+    The exit status is 1 if an inconsistency was found, and 4 if none was found but not everything could be checked: nodes are lost, a \
+    device is missing, there is a log tree, or a limit on memory is exceeded.")]
+pub struct FsCheck {
+    /// The filesystem.
+    #[arg(value_name = "FILESYSTEM", value_parser = filesystem())]
+    pub filesystem: FilesystemName,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Print nothing if the filesystem is clean, and show no progress.
     #[arg(long, short, conflicts_with = "json")]
     pub quiet: bool,
 }

@@ -2,6 +2,7 @@
 //!
 //! Everything is read by this process from the targets, checked as it is read, and nothing is written to them.
 
+mod check;
 mod copy;
 mod extract;
 mod info;
@@ -32,6 +33,7 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Get(arguments) => copy::get(arguments),
         FsCommand::Mount(arguments) => mount(arguments),
         FsCommand::Verify(arguments) => verify::run(arguments),
+        FsCommand::Check(arguments) => check::run(arguments),
         FsCommand::Rescue(arguments) => rescue::run(arguments),
         FsCommand::Tree(arguments) => tree::run(arguments),
     }
