@@ -47,7 +47,7 @@ use session::{Session, Stopped};
 use walk::Walk;
 
 /// The number of findings whose inodes get paths.
-const MAX_PATHS: usize = 1000;
+const MAX_PATHS: usize = 100;
 
 /// Checks a filesystem.
 pub fn check<'a>(fs: &'a Filesystem, options: CheckOptions, watch: &'a dyn Watch) -> LocalBoxFuture<'a, Report> {

@@ -112,10 +112,8 @@ impl Sums {
         for (from, to) in unsummed.iter() {
             for (from, to) in summed.within(from, to) {
                 for (from, to) in written.gaps(from, to) {
-                    let why = format!(
-                        "{} bytes have checksums, and only files without checksums, or extents that were never written, use them",
-                        to - from
-                    );
+                    let bytes = to - from;
+                    let why = format!("{bytes} bytes have checksums, and are of files without, or were never written");
                     session.found(Rule::ChecksumOdd, Place::at(from), why);
                 }
             }

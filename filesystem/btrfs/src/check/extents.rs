@@ -58,6 +58,8 @@ pub(super) struct Extents {
     unknown: Vec<(u64, u64)>,
     /// The sum of the references after the last extent.
     counted: u64,
+    /// True if some references of the last extent may be lost.
+    is_last_cut: bool,
     /// Nodes that were reached and have no extent.
     strays: std::collections::HashSet<u64>,
     most: usize,
@@ -71,6 +73,7 @@ impl Extents {
             references: References::new(most),
             unknown: Vec::new(),
             counted: 0,
+            is_last_cut: false,
             strays: Default::default(),
             most,
             is_cut: false,
@@ -90,10 +93,8 @@ impl Extents {
     /// Records that the items between two keys of the extent tree are lost.
     pub fn lost(&mut self, from: Option<Key>, before: Option<Key>) {
         self.unknown.push((from.map_or(0, |key| key.objectid), before.map_or(u64::MAX, |key| key.objectid)));
-        // The references of the last extent may be among them.
-        if let Some(last) = self.list.last() {
-            self.counted = last.refs;
-        }
+        // References of the last extent may be among them.
+        self.is_last_cut = true;
     }
 
     fn is_unknown(&self, address: u64) -> bool {
@@ -188,8 +189,8 @@ impl Extents {
 
     /// Compares the count of the last extent with its references.
     fn finish_last(&mut self, session: &Session<'_>) {
-        let counted = std::mem::take(&mut self.counted);
-        let Some(last) = self.list.last().filter(|last| last.refs != counted) else { return };
+        let (counted, is_cut) = (std::mem::take(&mut self.counted), std::mem::take(&mut self.is_last_cut));
+        let Some(last) = self.list.last().filter(|last| !is_cut && last.refs != counted) else { return };
         let why = format!("the extent counts {} references, and {counted} are recorded", last.refs);
         session.found(Rule::ReferenceCount, Place::at(last.start), why);
     }
@@ -232,10 +233,9 @@ impl Extents {
             Some(extent) if extent.is_data() && extent.bytes == bytes => {}
             Some(extent) => {
                 let what = if extent.is_data() { "data" } else { "a node" };
-                let why = format!(
-                    "the file refers to {bytes} bytes of data at {start}, and the extent tree has {what} of {} bytes there",
-                    extent.bytes
-                );
+                let found = extent.bytes;
+                let why =
+                    format!("the file refers to {bytes} bytes at {start}, where the extent tree has {found} of {what}");
                 session.found(Rule::ExtentKind, place, why);
             }
         }
@@ -251,6 +251,7 @@ impl Extents {
         let Some(index) = self.position(bytenr) else {
             if self.strays.len() >= self.most {
                 // Nodes that cannot be remembered are not walked, so that the walk ends.
+                session.not_checked(WhyNotChecked::TooManyExtents);
                 return Reached::Again;
             }
             if !self.strays.insert(bytenr) {
@@ -293,7 +294,7 @@ impl Extents {
         let is_relocated = header.flags.get() & flags::RELOC != 0;
         if !extent.is_full && !is_relocated && !self.is_unknown(bytenr) && !self.references.has(by_owner) {
             let why = format!(
-                "its children are referred to by its owner, tree {owner}, which has no reference to the node itself, and it has no FULL_BACKREF"
+                "it has no FULL_BACKREF, so its owner, tree {owner}, refers to its children, and not to the node itself"
             );
             session.found(Rule::ExtentOwner, place, why);
         }

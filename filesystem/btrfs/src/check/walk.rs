@@ -9,7 +9,6 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use sealblock_btrfs_format::items::extent::ExtentFlags;
 use sealblock_btrfs_format::key::{Key, objectid};
 use sealblock_btrfs_format::node::Node;
 
@@ -25,8 +24,6 @@ use super::report::{Place, WhyNotChecked};
 use super::roots::Roots;
 use super::session::{Session, Stopped};
 use super::summary::{Files, Summary};
-
-const _: () = assert!(ExtentFlags::FULL_BACKREF.bits() == 1 << 8);
 
 /// Everything that the walk collects.
 pub(super) struct Walk<'s, 'a> {
@@ -202,8 +199,8 @@ impl<'s, 'a> Walk<'s, 'a> {
             return;
         }
         let known = self.summaries.get(&bytenr).map(Rc::clone);
-        // Without a summary it has one recorded reference and is reached by two paths, which is a finding, or there were
-        // too many.
+        // Without a summary, the node is reached by more paths than are recorded, which is a finding, or there are too
+        // many summaries.
         let summary = known.map_or_else(Summary::lost, |known| (*known).clone());
         *last = summary.last_inode().map(|(ino, facts)| (ino, facts.map(|facts| facts.flags)));
         let files = Files { session: self.session, hashes: &self.hashes };

@@ -270,7 +270,7 @@ pub const CASES: &[Case] = &[
         image.patch(FS_TREE, file_extent(image, "nosum"), |data| put(data, 8, &4096_u64.to_le_bytes()));
     }),
     case("a symbolic link with another size", &[Rule::Symlink], Program::Neither, |image| {
-        image.patch(FS_TREE, inode(image, "link"), |data| data[16] -= 1);
+        image.patch(FS_TREE, inode(image, "link"), |data| data[16] += 1);
     }),
     case("no DIR_INDEX", &[Rule::Name, Rule::DirectorySize], Program::Both, |image| {
         image.remove(FS_TREE, dir_index(image, "nosum"));
@@ -351,8 +351,8 @@ pub const CASES: &[Case] = &[
 pub const HOLES: &[Case] = &[case("a hole without an item", &[Rule::FileHole], Program::Both, |image| {
     let ino = image.ino("sparse");
     let is_hole = |key: Key, data: &[u8]| {
-        key.objectid == ino
-            && matches!(Item::decode(key, data), Ok(Item::FileExtent(extent)) if extent.location().is_some_and(|location| location.is_hole()))
+        let Ok(Item::FileExtent(extent)) = Item::decode(key, data) else { return false };
+        key.objectid == ino && extent.location().is_some_and(|location| location.is_hole())
     };
     image.remove(FS_TREE, image.find(FS_TREE, ItemType::EXTENT_DATA, is_hole));
 })];
