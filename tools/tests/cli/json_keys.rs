@@ -170,6 +170,7 @@ fn filesystem(place: &Place, keys: &mut Keys) {
         ("fs info image", "`fs info --json`"),
         ("fs ls image --long", "`fs ls --json`"),
         ("fs verify image", "`fs verify --json`"),
+        ("fs check image", "`fs check --json`"),
         ("fs get image/file got", get),
         ("fs rescue image saved", get),
     ] {

@@ -13,6 +13,7 @@ mod damage;
 mod files;
 mod filesystems;
 mod front;
+mod fs_check;
 mod fs_roots;
 mod fs_verify;
 mod golden;

@@ -25,6 +25,9 @@ use super::roots::Roots;
 use super::session::{Session, Stopped};
 use super::summary::{Files, Summary};
 
+/// The first key of a lost node, and the first one after it.
+type LostKeys = (Option<Key>, Option<Key>);
+
 /// Everything that the walk collects.
 pub(super) struct Walk<'s, 'a> {
     pub session: &'s Session<'a>,
@@ -68,12 +71,11 @@ impl<'s, 'a> Walk<'s, 'a> {
         }
     }
 
-    /// Reads a tree before the walk, and gives its leaves to `take`, or `None` and the keys around a lost node. Lost
-    /// nodes are reported by the walk.
+    /// Reads a tree before the walk, and gives its leaves to `take`, and the keys of lost nodes, which the walk reports.
     pub async fn read(
         &mut self,
         tree: Tree,
-        take: fn(&mut Walk<'s, 'a>, Result<&Node<'_>, (Option<Key>, Option<Key>)>),
+        take: fn(&mut Walk<'s, 'a>, Result<&Node<'_>, LostKeys>),
     ) -> Result<(), Stopped> {
         let session = self.session;
         let mut descent = Descent::new(session, tree);
