@@ -290,9 +290,9 @@ impl Extents {
         }
         let owner = header.owner.get();
         let by_owner = Reference { extent: bytenr, maker: Maker::Tree(owner) };
-        // The nodes of a relocation are referred to by their parents, whoever owns them.
-        let is_relocated = header.flags.get() & flags::RELOC != 0;
-        if !extent.is_full && !is_relocated && !self.is_unknown(bytenr) && !self.references.has(by_owner) {
+        // What a relocation moved is referred to by its parents, also within the tree of its owner.
+        let may_be_moved = owner == tree || header.flags.get() & flags::RELOC != 0;
+        if !extent.is_full && !may_be_moved && !self.is_unknown(bytenr) && !self.references.has(by_owner) {
             let why = format!(
                 "it has no FULL_BACKREF, so its owner, tree {owner}, refers to its children, and not to the node itself"
             );

@@ -181,8 +181,11 @@ impl Piece {
             let why = format!("the inode has the unknown flags {unknown:#x}, with which Linux does not write to it");
             session.found(Rule::InodeKind, place, why);
         }
-        self.check_links(session, place, &facts, self.ino == root_dirid);
         let kind = FileKind::of_mode(facts.mode);
+        if kind == Some(FileKind::Symlink) && facts.flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
+            session.found(Rule::InodeKind, place, "the symbolic link is immutable or append-only");
+        }
+        self.check_links(session, place, &facts, self.ino == root_dirid);
         if kind == Some(FileKind::Directory) {
             let size = self.index_name_bytes.saturating_mul(2);
             // A directory to be deleted may have lost some of its entries.

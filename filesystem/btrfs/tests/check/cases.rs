@@ -168,11 +168,23 @@ pub const CASES: &[Case] = &[
         image.patch(EXTENT_TREE, node_item(image, CSUM_TREE), |data| data[8] -= 1);
     }),
     case(
-        "a node that its owner does not refer to",
+        "a node without FULL_BACKREF that its owner does not refer to",
         &[Rule::ExtentOwner, Rule::ReferenceNotRecorded, Rule::ReferenceNotFound],
+        Program::Original,
+        |image| {
+            let key = image.find(EXTENT_TREE, ItemType::METADATA_ITEM, |_, data| data[17] == 1);
+            image.patch(EXTENT_TREE, key, |data| data[17] = 0);
+        },
+    ),
+    case(
+        "a root node of another tree",
+        &[Rule::ReferenceNotRecorded, Rule::ReferenceNotFound],
         Program::Both,
         |image| image.patch(EXTENT_TREE, node_item(image, CSUM_TREE), |data| data[25] = 9),
     ),
+    case("an immutable symbolic link", &[Rule::InodeKind], Program::Both, |image| {
+        image.patch(FS_TREE, inode(image, "link"), |data| data[64] |= 1 << 6);
+    }),
     case("a block group for something else", &[Rule::ExtentGroup, Rule::GroupChunk], Program::Both, |image| {
         image.patch(EXTENT_TREE, group(image, BlockGroupFlags::DATA), |data| data[16] = 4);
     }),

@@ -69,6 +69,8 @@ fn fill(mount: &Mount) -> Result<(), String> {
     mount.sync()?;
     subvolume(&["snapshot"], &[path("sub"), path("snap")])?;
     plain(fs::write(path("snap/0"), b"changed"))?;
+    // The leaves from before now belong to the snapshot alone, and have FULL_BACKREF.
+    (0..40).try_for_each(|at| plain(fs::write(path(&format!("sub/{at}")), b"changed")))?;
     mount.sync()
 }
 
