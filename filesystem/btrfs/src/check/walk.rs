@@ -71,7 +71,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         }
     }
 
-    /// Reads a tree before the walk, and gives its leaves to `take`, and the keys of lost nodes, which the walk reports.
+    /// Reads a tree before the walk. `take` gets its leaves, and the keys of lost nodes, which the walk reports.
     pub async fn read(
         &mut self,
         tree: Tree,
