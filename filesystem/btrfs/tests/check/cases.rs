@@ -56,6 +56,18 @@ fn address(image: &Image, name: &str) -> u64 {
     u64::from_le_bytes(data[21..29].try_into().unwrap())
 }
 
+/// Removes the only name of the file "inline", as an unlink does that leaves the inode.
+fn remove_name(items: &mut Vec<(Key, Vec<u8>)>, ino: u64) {
+    items.retain(|(key, data)| {
+        let is_name = key.objectid == TOP && data.ends_with(b"inline") && data.len() == 36;
+        !is_name && *key != Key::new(ino, ItemType::INODE_REF, TOP)
+    });
+    let size = items.iter_mut().find(|(key, _)| *key == Key::new(TOP, ItemType::INODE_ITEM, 0)).unwrap();
+    size.1[16] -= 12;
+    let inode = items.iter_mut().find(|(key, _)| *key == Key::new(ino, ItemType::INODE_ITEM, 0)).unwrap();
+    inode.1[40] = 0;
+}
+
 fn extent_item(image: &Image, name: &str) -> Key {
     let address = address(image, name);
     image.find(EXTENT_TREE, ItemType::EXTENT_ITEM, |key, _| key.objectid == address)
@@ -260,17 +272,7 @@ pub const CASES: &[Case] = &[
         image.patch(FS_TREE, inode(image, "plain"), |data| data[40] = 5);
     }),
     case("an inode without links that is no orphan", &[Rule::NoOrphan], Program::Both, |image| {
-        let ino = image.ino("inline");
-        image.edit(FS_TREE, inode(image, "inline"), |items| {
-            items.retain(|(key, data)| {
-                let is_name = key.objectid == TOP && data.ends_with(b"inline") && data.len() == 36;
-                !is_name && *key != Key::new(ino, ItemType::INODE_REF, TOP)
-            });
-            let size = items.iter_mut().find(|(key, _)| *key == Key::new(TOP, ItemType::INODE_ITEM, 0)).unwrap();
-            size.1[16] -= 12;
-            let inode = items.iter_mut().find(|(key, _)| *key == Key::new(ino, ItemType::INODE_ITEM, 0)).unwrap();
-            inode.1[40] = 0;
-        });
+        image.edit(FS_TREE, inode(image, "inline"), |items| remove_name(items, image.ino("inline")));
     }),
     case("another size of a directory", &[Rule::DirectorySize], Program::Both, |image| {
         image.patch(FS_TREE, inode(image, "folder"), |data| data[16] += 1);
@@ -346,14 +348,7 @@ pub const CASES: &[Case] = &[
     case("an orphan", &[], Program::Neither, |image| {
         let ino = image.ino("inline");
         image.edit(FS_TREE, inode(image, "inline"), |items| {
-            items.retain(|(key, data)| {
-                let is_name = key.objectid == TOP && data.ends_with(b"inline") && data.len() == 36;
-                !is_name && *key != Key::new(ino, ItemType::INODE_REF, TOP)
-            });
-            let size = items.iter_mut().find(|(key, _)| *key == Key::new(TOP, ItemType::INODE_ITEM, 0)).unwrap();
-            size.1[16] -= 12;
-            let inode = items.iter_mut().find(|(key, _)| *key == Key::new(ino, ItemType::INODE_ITEM, 0)).unwrap();
-            inode.1[40] = 0;
+            remove_name(items, ino);
             items.push((Key::new(ORPHAN, ItemType::ORPHAN_ITEM, ino), Vec::new()));
         });
     }),
