@@ -34,7 +34,7 @@ mod summary;
 mod walk;
 
 pub use report::{Finding, Place, Report, Rule, Verdict, WhyNotChecked};
-pub use session::{CheckOptions, MAX_EXTENTS, MAX_LISTED, MAX_NAMES, MAX_RANGES, MAX_SHARED, expected_bytes};
+pub use session::{CheckOptions, MAX_EXTENTS, MAX_LISTED, MAX_NAMES, MAX_RANGES, MAX_SHARED};
 
 use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs_format::features::CompatRo;
@@ -43,7 +43,7 @@ use sealblock_btrfs_format::key::{Key, objectid};
 use crate::filesystem::Filesystem;
 use crate::verify::Watch;
 use descent::Tree;
-use session::{Session, Stopped};
+use session::{Session, Stopped, expected_bytes};
 use walk::Walk;
 
 /// The number of findings whose inodes get paths.

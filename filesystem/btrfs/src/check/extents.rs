@@ -54,7 +54,7 @@ pub(super) enum Reached {
 pub(super) struct Extents {
     list: Vec<Extent>,
     pub references: References,
-    /// Address ranges whose items are lost.
+    /// Address ranges whose items are lost, ascending and apart from each other.
     unknown: Vec<(u64, u64)>,
     /// The sum of the references after the last extent.
     counted: u64,
@@ -92,15 +92,20 @@ impl Extents {
 
     /// Records that the items between two keys of the extent tree are lost.
     pub fn lost(&mut self, from: Option<Key>, before: Option<Key>) {
-        self.unknown.push((from.map_or(0, |key| key.objectid), before.map_or(u64::MAX, |key| key.objectid)));
+        let (from, to) = (from.map_or(0, |key| key.objectid), before.map_or(u64::MAX, |key| key.objectid));
+        // Leaves come in the order of their keys.
+        match self.unknown.last_mut() {
+            Some(last) if last.1 >= from => last.1 = last.1.max(to),
+            _ => self.unknown.push((from, to)),
+        }
         // References of the last extent may be among them.
         self.is_last_cut = true;
     }
 
     fn is_unknown(&self, address: u64) -> bool {
-        self.is_cut
-            || self.references.is_cut()
-            || self.unknown.iter().any(|(from, to)| (*from..=*to).contains(&address))
+        let behind = self.unknown.partition_point(|(from, _)| *from <= address);
+        let is_lost = behind.checked_sub(1).is_some_and(|index| address <= self.unknown[index].1);
+        is_lost || self.is_cut || self.references.is_cut()
     }
 
     /// Takes a leaf of the extent tree. Leaves come in the order of their keys.

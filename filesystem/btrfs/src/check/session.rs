@@ -23,7 +23,7 @@ pub const MAX_RANGES: usize = 4 << 20;
 pub const MAX_NAMES: usize = 4 << 20;
 /// The maximum number of notes.
 const MAX_NOTES: usize = 100;
-/// The observer is called after this number of nodes.
+/// The observer is called after the first node, and then after this number of nodes.
 const STEP_NODES: u64 = 64;
 
 /// Limits of a check. Together they bound its memory.
@@ -130,7 +130,7 @@ impl<'a> Session<'a> {
     pub async fn step(&self) -> Result<(), Stopped> {
         let read = self.read.get() + 1;
         self.read.set(read);
-        if !read.is_multiple_of(STEP_NODES) {
+        if read > 1 && !read.is_multiple_of(STEP_NODES) {
             return Ok(());
         }
         let bytes = read.saturating_mul(self.node_bytes());
@@ -159,7 +159,7 @@ impl<'a> Session<'a> {
 
 /// An estimate of the bytes of nodes that a check reads: the used bytes of the block groups for nodes, and those of the
 /// extent tree once more. 0 if block groups cannot be read.
-pub fn expected_bytes(fs: &Filesystem) -> LocalBoxFuture<'_, u64> {
+pub(super) fn expected_bytes(fs: &Filesystem) -> LocalBoxFuture<'_, u64> {
     use sealblock_btrfs_format::items::chunk::BlockGroupFlags;
     Box::pin(async move {
         let Ok(space) = fs.space().await else { return 0 };

@@ -2,11 +2,11 @@
 //!
 //! The work is that of [`sealblock_btrfs::check`]; here it gets its progress and its end by a signal, and its report is printed.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::time::{Duration, Instant};
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_btrfs::check::{CheckOptions, Finding, Report, Verdict, WhyNotChecked, check, expected_bytes};
+use sealblock_btrfs::check::{CheckOptions, Finding, Report, Verdict, WhyNotChecked, check};
 use sealblock_btrfs::verify::{Progress as Reached, Watch};
 use sealblock_stack::StackError;
 use sealblock_stack::filesystem::OpenFilesystem;
@@ -38,9 +38,8 @@ pub fn run(arguments: &FsCheck) -> Result<Exit, StackError> {
 
 async fn work(arguments: &FsCheck, open: &OpenFilesystem) -> Outcome {
     let started = Instant::now();
-    let total = ByteCount::new(expected_bytes(&open.filesystem).await);
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
-    let watch = Watcher { progress: Progress::new("checking", Some(total), show), reached: Cell::default() };
+    let watch = Watcher { show, progress: OnceCell::new(), reached: Cell::default() };
     let report = check(&open.filesystem, CheckOptions::default(), &watch).await;
     let target = arguments.filesystem.to_string();
     Outcome { target, report, older: why_older(open), elapsed: started.elapsed() }
@@ -60,16 +59,20 @@ fn tell(arguments: &FsCheck, outcome: &Outcome) -> Result<(), StackError> {
 
 /// Shows how far it is, and stops at a signal.
 struct Watcher {
-    progress: Progress,
+    show: Show,
+    /// From the first call on, which knows the total.
+    progress: OnceCell<Progress>,
     reached: Cell<Reached>,
 }
 
 impl Watch for Watcher {
     fn go_on(&self, reached: Reached) -> LocalBoxFuture<'_, bool> {
         let before = self.reached.replace(reached);
-        self.progress.advance(reached.bytes.saturating_sub(before.bytes));
+        let total = ByteCount::new(reached.expected_bytes);
+        let progress = self.progress.get_or_init(|| Progress::new("checking", Some(total), self.show));
+        progress.advance(reached.bytes.saturating_sub(before.bytes));
         if reached.damage_count > before.damage_count {
-            self.progress.bad(reached.damage_count - before.damage_count);
+            progress.bad(reached.damage_count - before.damage_count);
         }
         Box::pin(std::future::ready(!interrupt::came()))
     }
