@@ -2,6 +2,7 @@
 //!
 //! - [`refs`]: the references to extents that a transaction adds and drops.
 //! - [`tree`]: trees whose nodes are in memory.
+//! - [`view`]: the items that an operation reads.
 //!
 //! Invariants:
 //! - Nothing here does I/O, reads a clock or waits. Whoever uses it has read the nodes that a change needs, and writes
@@ -61,3 +62,4 @@
 
 pub mod refs;
 pub mod tree;
+pub mod view;
