@@ -14,21 +14,38 @@
 //!   joins a neighbour only if that is in memory, because an operation cannot wait.
 //! - Nodes have no references here. Whoever allocates and frees them counts these.
 
+use std::ops::{DerefMut, RangeInclusive};
+
+use sealblock_btrfs_format::checker::Expected;
 use sealblock_btrfs_format::error::EditError;
 use sealblock_btrfs_format::inner_edit::InnerMut;
+use sealblock_btrfs_format::item_changes::{ItemChange, ItemChanges};
 use sealblock_btrfs_format::items::root::RootNode;
-use sealblock_btrfs_format::key::Key;
+use sealblock_btrfs_format::key::{Key, objectid};
 use sealblock_btrfs_format::leaf_edit::LeafMut;
 use sealblock_btrfs_format::leaf_split::{LeafSplit, merge};
 use sealblock_btrfs_format::node::{HEADER_BYTES, Header, ITEM_HEAD_BYTES, KeyPointer, Node, flags, leaf_capacity};
 use sealblock_btrfs_format::superblock::MAX_LEVELS;
 
+use crate::view::Items;
+
 /// Why an operation was not applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TreeError {
-    /// A node is not in memory. Nothing was changed; read it and try again.
-    #[error("node {0} is not in memory")]
-    Need(u64),
+    /// A node is not in memory. If the operation only read so far, nothing was changed: read the node and try again.
+    #[error("node {} is not in memory", .0.bytenr)]
+    Need(Expected),
+    /// A node in memory is not the one that its parent names.
+    #[error("node {bytenr}: its {what} is not that which its parent has")]
+    Other {
+        /// Its address.
+        bytenr: u64,
+        /// What differs.
+        what: &'static str,
+    },
+    /// A node that the operation needs went from the memory after it was touched: a fault of whoever runs it.
+    #[error("node {0} is no longer in memory")]
+    Gone(u64),
     /// The item is there already.
     #[error("{0} is there already")]
     Exists(Key),
@@ -49,30 +66,42 @@ pub enum TreeError {
     /// No address is left for a new node. Whoever starts an operation reserves space for it, so this is a fault.
     #[error("no space is left for a node")]
     NoSpace,
+    /// The references of a node cannot be counted.
+    #[error("node {0}: its references do not add up")]
+    Refs(u64),
 }
 
 /// The nodes in memory.
 pub trait NodeMap {
+    /// The memory of a node.
+    type Bytes: DerefMut<Target = [u8]>;
+
     /// The bytes of a node, if it is in memory.
     fn get(&self, bytenr: u64) -> Option<&[u8]>;
+
+    /// The bytes of a dirty node, to be changed.
+    fn get_mut(&mut self, bytenr: u64) -> Option<&mut [u8]>;
 
     /// True if the open transaction made the node, and did not write it yet. Such a node is always in memory.
     fn is_dirty(&self, bytenr: u64) -> bool;
 
-    /// An address for a new node.
+    /// An address for a new node of a level, and zeroed memory for it. [`NodeMap::put`] puts it in.
     ///
     /// # Errors
     /// If there is none.
-    fn allocate(&mut self) -> Result<u64, TreeError>;
+    fn allocate(&mut self, level: u8) -> Result<(u64, Self::Bytes), TreeError>;
 
     /// Takes the bytes of a dirty node out, to be changed. [`NodeMap::put`] gives them back.
-    fn take(&mut self, bytenr: u64) -> Option<Vec<u8>>;
+    fn take(&mut self, bytenr: u64) -> Option<Self::Bytes>;
 
     /// Puts a dirty node in.
-    fn put(&mut self, bytenr: u64, bytes: Vec<u8>);
+    fn put(&mut self, bytenr: u64, bytes: Self::Bytes);
 
     /// A node is no longer part of the tree.
-    fn free(&mut self, bytenr: u64);
+    ///
+    /// # Errors
+    /// If its references cannot be counted.
+    fn free(&mut self, bytenr: u64) -> Result<(), TreeError>;
 }
 
 /// A tree in the open transaction.
@@ -96,6 +125,15 @@ struct Step {
 /// Nodes from the root to a leaf.
 type Path = Vec<Step>;
 
+/// Where a key is, or would be.
+struct Found {
+    path: Path,
+    /// True if there is such an item.
+    found: bool,
+    /// The first key of the next leaf.
+    before: Option<Key>,
+}
+
 impl Tree {
     /// A new tree, whose root is an empty leaf.
     ///
@@ -116,14 +154,46 @@ impl Tree {
         self.descend(nodes, key).map(drop)
     }
 
-    /// The data of an item.
+    /// Walks to all leaves that a range of keys may be in.
     ///
     /// # Errors
-    /// If a node is not in memory.
-    pub fn get<'n>(&self, nodes: &'n impl NodeMap, key: Key) -> Result<Option<&'n [u8]>, TreeError> {
-        let (path, found) = self.descend(nodes, key)?;
-        let leaf = read(nodes, last(&path).bytenr)?;
-        Ok(leaf.items().get(last(&path).slot).filter(|_| found).and_then(|item| leaf.data(item)))
+    /// The address of a node that is not in memory.
+    pub fn touch_range(&self, nodes: &impl NodeMap, range: RangeInclusive<Key>) -> Result<(), TreeError> {
+        let mut next = Some(*range.start());
+        while let Some(key) = next.filter(|key| key <= range.end()) {
+            next = self.descend(nodes, key)?.before;
+        }
+        Ok(())
+    }
+
+    /// Its items, for reading.
+    pub fn view<'n, N: NodeMap>(&self, nodes: &'n N) -> TreeView<'n, N> {
+        TreeView { tree: *self, nodes }
+    }
+
+    /// Applies changes of items whose keys were touched.
+    ///
+    /// # Errors
+    /// If an item to be inserted is there, or another one is not. Earlier changes were made then.
+    pub fn apply(&mut self, nodes: &mut impl NodeMap, changes: &ItemChanges) -> Result<(), TreeError> {
+        for (key, change) in changes.iter() {
+            match change {
+                ItemChange::Insert(data) => self.insert(nodes, key, data)?,
+                ItemChange::Replace(data) => self.replace(nodes, key, data)?,
+                ItemChange::Delete => self.delete(nodes, key)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the root node, unless the open transaction made it.
+    ///
+    /// # Errors
+    /// If it is not in memory.
+    pub fn copy_root(&mut self, nodes: &mut impl NodeMap) -> Result<(), TreeError> {
+        let root = self.copy(nodes, self.root.bytenr)?;
+        (self.root.bytenr, self.root.generation) = (root, self.header.generation.get());
+        Ok(())
     }
 
     /// Inserts an item.
@@ -131,7 +201,7 @@ impl Tree {
     /// # Errors
     /// If it is there, is too large for a leaf, or a node is not in memory.
     pub fn insert(&mut self, nodes: &mut impl NodeMap, key: Key, data: &[u8]) -> Result<(), TreeError> {
-        let (mut path, found) = self.descend(nodes, key)?;
+        let Found { mut path, found, .. } = self.descend(nodes, key)?;
         if found {
             return Err(TreeError::Exists(key));
         }
@@ -153,7 +223,7 @@ impl Tree {
     /// # Errors
     /// If it is not there, the data are too large for a leaf, or a node is not in memory.
     pub fn replace(&mut self, nodes: &mut impl NodeMap, key: Key, data: &[u8]) -> Result<(), TreeError> {
-        let (mut path, found) = self.descend(nodes, key)?;
+        let Found { mut path, found, .. } = self.descend(nodes, key)?;
         if !found {
             return Err(TreeError::Missing(key));
         }
@@ -176,7 +246,7 @@ impl Tree {
     /// # Errors
     /// If it is not there, or a node is not in memory.
     pub fn delete(&mut self, nodes: &mut impl NodeMap, key: Key) -> Result<(), TreeError> {
-        let (mut path, found) = self.descend(nodes, key)?;
+        let Found { mut path, found, .. } = self.descend(nodes, key)?;
         if !found {
             return Err(TreeError::Missing(key));
         }
@@ -186,7 +256,7 @@ impl Tree {
         let mut depth = path.len() - 1;
         // A node that is empty goes, and with it the pointer in its parent, which may be its last.
         while depth > 0 && count(nodes, path[depth].bytenr)? == 0 {
-            nodes.free(path[depth].bytenr);
+            nodes.free(path[depth].bytenr)?;
             depth -= 1;
             let Step { bytenr, slot } = path[depth];
             edit_inner(nodes, bytenr, |inner| inner.delete(slot..slot + 1))?;
@@ -201,24 +271,26 @@ impl Tree {
         self.shrink(nodes)
     }
 
-    /// The nodes to a key, and true if the item is there. Changes nothing.
-    fn descend(&self, nodes: &impl NodeMap, key: Key) -> Result<(Path, bool), TreeError> {
-        let (mut path, mut bytenr, mut level) = (Path::new(), self.root.bytenr, self.root.level);
+    /// The nodes to a key. Changes nothing.
+    fn descend(&self, nodes: &impl NodeMap, key: Key) -> Result<Found, TreeError> {
+        let RootNode { bytenr, level, generation } = self.root;
+        let mut expected = Expected { bytenr, owner: self.header.owner.get(), level, generation, first_key: None };
+        let (mut path, mut before) = (Path::new(), None);
         loop {
-            let node = read(nodes, bytenr)?;
-            if node.header().level != level {
-                return Err(TreeError::Edit { bytenr, error: EditError::Level(node.header().level) });
-            }
-            let Some(below) = level.checked_sub(1) else {
+            let bytes = nodes.get(expected.bytenr).ok_or(TreeError::Need(expected))?;
+            let node = decode(bytes, expected.bytenr)?;
+            check_place(&node, &expected, before)?;
+            let bytenr = expected.bytenr;
+            if node.header().level == 0 {
                 let found = node.items().binary_search_by_key(&key, |item| item.key());
                 path.push(Step { bytenr, slot: found.unwrap_or_else(|slot| slot) });
-                return Ok((path, found.is_ok()));
-            };
+                return Ok(Found { path, found: found.is_ok(), before });
+            }
             let slot = node.pointers().partition_point(|pointer| pointer.key() <= key).saturating_sub(1);
-            let child = node.pointers().get(slot);
-            let child = child.ok_or(TreeError::Edit { bytenr, error: EditError::Slot { slot, count: 0 } })?;
             path.push(Step { bytenr, slot });
-            (bytenr, level) = (child.blockptr.get(), below);
+            before = node.pointers().get(slot + 1).map(KeyPointer::key).or(before);
+            let child = Expected::of_child(&node, slot, expected.owner);
+            expected = child.ok_or(TreeError::Edit { bytenr, error: EditError::Slot { slot, count: 0 } })?;
         }
     }
 
@@ -231,7 +303,7 @@ impl Tree {
 
     /// A new node of this level without content.
     fn new_node(&self, nodes: &mut impl NodeMap, level: u8) -> Result<u64, TreeError> {
-        let (bytenr, mut bytes) = (nodes.allocate()?, vec![0; self.node_bytes as usize]);
+        let (bytenr, mut bytes) = nodes.allocate(level)?;
         let header = Header { bytenr: bytenr.into(), level, ..self.header };
         let made = match level {
             0 => LeafMut::create(&mut bytes, &header).map(drop),
@@ -274,8 +346,8 @@ impl Tree {
         }
         let old = read(nodes, bytenr)?.header();
         let (level, flags) = (old.level, old.flags.get() & !(flags::WRITTEN | flags::RELOC));
-        let mut bytes = nodes.get(bytenr).ok_or(TreeError::Need(bytenr))?.to_vec();
-        let new = nodes.allocate()?;
+        let (new, mut bytes) = nodes.allocate(level)?;
+        bytes.copy_from_slice(nodes.get(bytenr).ok_or(TreeError::Gone(bytenr))?);
         let header = Header { bytenr: new.into(), flags: flags.into(), ..self.header };
         let opened = match level {
             0 => LeafMut::open(&mut bytes).map(|mut leaf| {
@@ -289,7 +361,7 @@ impl Tree {
         };
         opened.map_err(|error| TreeError::Edit { bytenr, error })?;
         nodes.put(new, bytes);
-        nodes.free(bytenr);
+        nodes.free(bytenr)?;
         Ok(new)
     }
 
@@ -305,7 +377,7 @@ impl Tree {
         let split = edit_leaf(nodes, bytenr, |leaf| LeafSplit::choose(leaf, slot, data.len()))?;
         self.make_room(nodes, path, path.len() - 1, split.new_leaves())?;
         let new: Vec<u64> = (0..split.new_leaves()).map(|_| self.new_node(nodes, 0)).collect::<Result<_, _>>()?;
-        let mut buffers: Vec<Vec<u8>> = new.iter().map(|new| take(nodes, *new)).collect::<Result<_, _>>()?;
+        let mut buffers: Vec<_> = new.iter().map(|new| take(nodes, *new)).collect::<Result<_, _>>()?;
         let keys: Result<Vec<Key>, TreeError> = edit_leaf(nodes, bytenr, |leaf| {
             let mut open = buffers.iter_mut().map(|bytes| LeafMut::open(bytes)).collect::<Result<Vec<_>, _>>()?;
             split.insert(leaf, &mut open, slot, (key, data))?;
@@ -418,7 +490,7 @@ impl Tree {
                 let first = self.copy_child(nodes, Step { slot: left, ..parent })?;
                 let second = self.copy_child(nodes, Step { slot: left + 1, ..parent })?;
                 join_two(nodes, first, second)?;
-                nodes.free(second);
+                nodes.free(second)?;
                 edit_inner(nodes, parent.bytenr, |inner| inner.delete(left + 1..left + 2))?;
                 path[depth - 1].slot = left;
                 return Ok(());
@@ -435,14 +507,14 @@ impl Tree {
                 return Ok(());
             }
             let child = self.copy_child(nodes, root)?;
-            nodes.free(root.bytenr);
+            nodes.free(root.bytenr)?;
             (self.root.bytenr, self.root.level) = (child, self.root.level - 1);
         }
         Ok(())
     }
 
     fn make_root_empty(&mut self, nodes: &mut impl NodeMap) -> Result<(), TreeError> {
-        nodes.free(self.root.bytenr);
+        nodes.free(self.root.bytenr)?;
         (self.root.bytenr, self.root.level) = (self.new_node(nodes, 0)?, 0);
         Ok(())
     }
@@ -452,9 +524,85 @@ fn last(path: &Path) -> Step {
     *path.last().expect("a path has at least the root")
 }
 
-fn read(nodes: &impl NodeMap, bytenr: u64) -> Result<Node<'_>, TreeError> {
-    let bytes = nodes.get(bytenr).ok_or(TreeError::Need(bytenr))?;
+/// A tree's items.
+pub struct TreeView<'n, N> {
+    tree: Tree,
+    nodes: &'n N,
+}
+
+impl<'n, N: NodeMap> TreeView<'n, N> {
+    /// The item at a slot of a leaf, or the first one of the next leaf.
+    fn item_from(&self, mut found: Found) -> Result<Option<(Key, &'n [u8])>, TreeError> {
+        loop {
+            let step = last(&found.path);
+            if let Some(item) = item(self.nodes, step)? {
+                return Ok(Some(item));
+            }
+            let Some(before) = found.before else { return Ok(None) };
+            found = self.tree.descend(self.nodes, before)?;
+        }
+    }
+}
+
+impl<N: NodeMap> Items for TreeView<'_, N> {
+    fn at(&self, key: Key) -> Result<Option<&[u8]>, TreeError> {
+        let Found { path, found, .. } = self.tree.descend(self.nodes, key)?;
+        if found { Ok(item(self.nodes, last(&path))?.map(|(_, data)| data)) } else { Ok(None) }
+    }
+
+    fn first(&self, range: RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError> {
+        let found = self.tree.descend(self.nodes, *range.start())?;
+        // The next leaf need not be in memory if it begins behind the range.
+        if item(self.nodes, last(&found.path))?.is_none() && found.before.is_none_or(|before| before > *range.end()) {
+            return Ok(None);
+        }
+        Ok(self.item_from(found)?.filter(|(key, _)| range.contains(key)))
+    }
+
+    fn last(&self, range: RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError> {
+        let Found { path, found, .. } = self.tree.descend(self.nodes, *range.end())?;
+        let Step { bytenr, slot } = last(&path);
+        // In front of the first item of a leaf there is none: the pointer to the leaf is its first key.
+        let slot = if found { Some(slot) } else { slot.checked_sub(1) };
+        let last = slot.map(|slot| item(self.nodes, Step { bytenr, slot })).transpose()?.flatten();
+        Ok(last.filter(|(key, _)| range.contains(key)))
+    }
+}
+
+fn item<N: NodeMap>(nodes: &N, Step { bytenr, slot }: Step) -> Result<Option<(Key, &[u8])>, TreeError> {
+    let leaf = read(nodes, bytenr)?;
+    let Some(head) = leaf.items().get(slot) else { return Ok(None) };
+    let data = leaf.data(head).ok_or(TreeError::Edit { bytenr, error: EditError::Slot { slot, count: 0 } })?;
+    Ok(Some((head.key(), data)))
+}
+
+/// Checks that a node in memory is the one that its parent names, and ends before the next one begins. A node of another
+/// tree, or an older one, may have had the same address.
+fn check_place(node: &Node, expected: &Expected, before: Option<Key>) -> Result<(), TreeError> {
+    let header = node.header();
+    let is_of_tree = header.owner == expected.owner
+        || objectid::is_subvolume(expected.owner) && objectid::is_subvolume(header.owner.get());
+    let is_first = expected.first_key.is_none_or(|key| node.first_key() == Some(key));
+    let ends = before.is_none_or(|before| node.last_key().is_none_or(|last| last < before));
+    let wrong = [
+        ("level", header.level != expected.level),
+        ("generation", header.generation != expected.generation),
+        ("tree", !is_of_tree),
+        ("first key", !is_first),
+        ("last key", !ends),
+    ];
+    match wrong.iter().find(|(_, is_wrong)| *is_wrong) {
+        Some((what, _)) => Err(TreeError::Other { bytenr: expected.bytenr, what }),
+        None => Ok(()),
+    }
+}
+
+fn decode(bytes: &[u8], bytenr: u64) -> Result<Node<'_>, TreeError> {
     Node::decode(bytes).map_err(|error| TreeError::Edit { bytenr, error: error.into() })
+}
+
+fn read<N: NodeMap>(nodes: &N, bytenr: u64) -> Result<Node<'_>, TreeError> {
+    decode(nodes.get(bytenr).ok_or(TreeError::Gone(bytenr))?, bytenr)
 }
 
 fn count(nodes: &impl NodeMap, bytenr: u64) -> Result<usize, TreeError> {
@@ -467,8 +615,8 @@ fn pointer(nodes: &impl NodeMap, Step { bytenr, slot }: Step) -> Result<KeyPoint
     node.pointers().get(slot).copied().ok_or(TreeError::Edit { bytenr, error: EditError::Slot { slot, count } })
 }
 
-fn take(nodes: &mut impl NodeMap, bytenr: u64) -> Result<Vec<u8>, TreeError> {
-    nodes.take(bytenr).ok_or(TreeError::Need(bytenr))
+fn take<N: NodeMap>(nodes: &mut N, bytenr: u64) -> Result<N::Bytes, TreeError> {
+    nodes.take(bytenr).ok_or(TreeError::Gone(bytenr))
 }
 
 fn edit_leaf<T>(
@@ -476,9 +624,8 @@ fn edit_leaf<T>(
     bytenr: u64,
     edit: impl FnOnce(&mut LeafMut) -> Result<T, EditError>,
 ) -> Result<T, TreeError> {
-    let mut bytes = take(nodes, bytenr)?;
-    let result = LeafMut::open(&mut bytes).and_then(|mut leaf| edit(&mut leaf));
-    nodes.put(bytenr, bytes);
+    let bytes = nodes.get_mut(bytenr).ok_or(TreeError::Gone(bytenr))?;
+    let result = LeafMut::open(bytes).and_then(|mut leaf| edit(&mut leaf));
     result.map_err(|error| TreeError::Edit { bytenr, error })
 }
 
@@ -487,9 +634,8 @@ fn edit_inner<T>(
     bytenr: u64,
     edit: impl FnOnce(&mut InnerMut) -> Result<T, EditError>,
 ) -> Result<T, TreeError> {
-    let mut bytes = take(nodes, bytenr)?;
-    let result = InnerMut::open(&mut bytes).and_then(|mut inner| edit(&mut inner));
-    nodes.put(bytenr, bytes);
+    let bytes = nodes.get_mut(bytenr).ok_or(TreeError::Gone(bytenr))?;
+    let result = InnerMut::open(bytes).and_then(|mut inner| edit(&mut inner));
     result.map_err(|error| TreeError::Edit { bytenr, error })
 }
 

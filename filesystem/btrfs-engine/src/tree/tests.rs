@@ -31,6 +31,8 @@ struct Nodes {
 }
 
 impl NodeMap for Nodes {
+    type Bytes = Vec<u8>;
+
     fn get(&self, bytenr: u64) -> Option<&[u8]> {
         self.memory.get(&bytenr).map(|bytes| &bytes[..])
     }
@@ -39,7 +41,13 @@ impl NodeMap for Nodes {
         self.dirty.contains(&bytenr)
     }
 
-    fn allocate(&mut self) -> Result<u64, TreeError> {
+    fn get_mut(&mut self, bytenr: u64) -> Option<&mut [u8]> {
+        self.changes += 1;
+        assert!(self.is_dirty(bytenr), "only copies are changed");
+        self.memory.get_mut(&bytenr).map(|bytes| &mut bytes[..])
+    }
+
+    fn allocate(&mut self, _level: u8) -> Result<(u64, Vec<u8>), TreeError> {
         self.changes += 1;
         let bytenr = self.free.pop().unwrap_or_else(|| {
             self.used_bytes += u64::from(NODE_BYTES);
@@ -47,7 +55,7 @@ impl NodeMap for Nodes {
         });
         assert!(self.live.insert(bytenr) && !self.disk.contains_key(&bytenr), "{bytenr} is in use");
         self.dirty.insert(bytenr);
-        Ok(bytenr)
+        Ok((bytenr, vec![0; NODE_BYTES as usize]))
     }
 
     fn take(&mut self, bytenr: u64) -> Option<Vec<u8>> {
@@ -61,7 +69,7 @@ impl NodeMap for Nodes {
         assert_eq!(self.memory.insert(bytenr, bytes), None);
     }
 
-    fn free(&mut self, bytenr: u64) {
+    fn free(&mut self, bytenr: u64) -> Result<(), TreeError> {
         self.changes += 1;
         assert!(self.live.remove(&bytenr), "{bytenr} is freed twice");
         if self.dirty.remove(&bytenr) {
@@ -70,6 +78,7 @@ impl NodeMap for Nodes {
         } else {
             self.pinned.push(bytenr);
         }
+        Ok(())
     }
 }
 
@@ -136,7 +145,7 @@ impl Proof {
     ) -> Result<(), TreeError> {
         let changes = self.nodes.changes;
         while let Err(error) = self.tree.touch(&self.nodes, key) {
-            let TreeError::Need(bytenr) = error else { panic!("{error}") };
+            let TreeError::Need(Expected { bytenr, .. }) = error else { panic!("{error}") };
             let bytes = self.nodes.disk[&bytenr].clone();
             assert_eq!(self.nodes.memory.insert(bytenr, bytes), None);
         }
@@ -166,8 +175,34 @@ impl Proof {
             Some(old) => {
                 result.unwrap();
                 *old = data;
-                let stored = self.tree.get(&self.nodes, key).unwrap();
-                assert_eq!(stored, Some(&vec![data.1; data.0][..]));
+                let view = self.tree.view(&self.nodes);
+                assert_eq!(view.at(key), Ok(Some(&vec![data.1; data.0][..])));
+            }
+        }
+    }
+
+    /// The first and the last item of a range, with no more nodes in memory than the range needs.
+    fn look(&mut self, range: RangeInclusive<Key>) {
+        let wanted = |first: bool| {
+            let mut all = self.model.range(range.clone());
+            let one = if first { all.next() } else { all.next_back() };
+            one.map(|(key, (bytes, value))| (*key, vec![*value; *bytes]))
+        };
+        for (is_first, wanted) in [(true, wanted(true)), (false, wanted(false))] {
+            loop {
+                let view = self.tree.view(&self.nodes);
+                let found = if is_first { view.first(range.clone()) } else { view.last(range.clone()) };
+                match found {
+                    Ok(found) => {
+                        assert_eq!(found, wanted.as_ref().map(|(key, data)| (*key, &data[..])));
+                        break;
+                    }
+                    Err(TreeError::Need(Expected { bytenr, .. })) => {
+                        let bytes = self.nodes.disk[&bytenr].clone();
+                        assert_eq!(self.nodes.memory.insert(bytenr, bytes), None);
+                    }
+                    Err(error) => panic!("{error}"),
+                }
             }
         }
     }
@@ -258,6 +293,11 @@ fn random_operations_leave_the_items_of_a_map() {
             }
             if proof.random.u16(..200) == 0 {
                 proof.commit();
+            }
+            if proof.random.u8(..5) == 0 {
+                let from = proof.random.u64(..1 << 16);
+                let range = key(from)..=key(from + proof.random.u64(..300));
+                proof.look(range);
             }
             if proof.random.u8(..20) == 0 {
                 proof.nodes.evict(&mut proof.random, 3);
