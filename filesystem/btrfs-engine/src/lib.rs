@@ -17,30 +17,11 @@
 //! ```
 //! use std::collections::BTreeMap;
 //!
-//! use sealblock_btrfs_engine::refs::{DelayedRefs, ExtentItems, Fate, NewExtent, RefsError};
+//! use sealblock_btrfs_engine::refs::{DelayedRefs, Fate, NewExtent};
 //! use sealblock_btrfs_format::extent_refs::ExtentRef;
 //! use sealblock_btrfs_format::items::extent::ExtentFlags;
 //! use sealblock_btrfs_format::items::extent_buf::ExtentItemBuf;
 //! use sealblock_btrfs_format::key::{ItemType, Key};
-//!
-//! /// The extent tree.
-//! struct Tree(BTreeMap<Key, Vec<u8>>);
-//!
-//! impl ExtentItems for Tree {
-//!     fn from(&self, key: Key) -> impl Iterator<Item = (Key, &[u8])> {
-//!         self.0.range(key..).map(|(key, data)| (*key, &data[..]))
-//!     }
-//!
-//!     fn put(&mut self, key: Key, data: Vec<u8>) -> Result<(), RefsError> {
-//!         self.0.insert(key, data);
-//!         Ok(())
-//!     }
-//!
-//!     fn delete(&mut self, key: Key) -> Result<(), RefsError> {
-//!         self.0.remove(&key);
-//!         Ok(())
-//!     }
-//! }
 //!
 //! let (bytenr, generation, node_bytes) = (30 << 20, 7, 16_384);
 //! let key = Key::new(bytenr, ItemType::METADATA_ITEM, 0);
@@ -52,14 +33,17 @@
 //! refs.add(bytenr, ExtentRef::TreeBlock { root: 257 }, 1)?;
 //! assert_eq!(refs.net(bytenr), 2);
 //!
-//! let mut tree = Tree(BTreeMap::new());
+//! // The extent tree.
+//! let mut tree = BTreeMap::new();
 //! let head = refs.take(bytenr).expect("it has references");
 //! assert_eq!(head.run(bytenr, &mut tree, node_bytes)?, Fate::Lives);
-//! let item = ExtentItemBuf::decode(key.item_type, &tree.0[&key])?;
+//! let item = ExtentItemBuf::decode(key.item_type, &tree[&key])?;
 //! assert_eq!(item.refs(), 2);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod nodes;
 pub mod refs;
+pub mod space;
 pub mod tree;
 pub mod view;

@@ -27,6 +27,9 @@ use sealblock_btrfs_format::items::extent_buf::{
 };
 use sealblock_btrfs_format::key::{ItemType, Key};
 
+use crate::tree::TreeError;
+use crate::view::Items;
+
 /// Why references cannot be counted or written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RefsError {
@@ -57,16 +60,13 @@ pub enum RefsError {
         /// Added less dropped.
         net: i64,
     },
-    /// The tree cannot be changed; the reason is that of whoever has it.
+    /// The tree cannot be changed.
     #[error("the extent tree: {0}")]
-    Tree(&'static str),
+    Tree(#[from] TreeError),
 }
 
-/// The items of the extent tree, as far as references need them.
-pub trait ExtentItems {
-    /// The items from a key on, by rising keys.
-    fn from(&self, key: Key) -> impl Iterator<Item = (Key, &[u8])>;
-
+/// The items of the extent tree.
+pub trait ExtentItems: Items {
     /// Inserts an item, or replaces its data.
     ///
     /// # Errors
@@ -78,6 +78,18 @@ pub trait ExtentItems {
     /// # Errors
     /// If the tree cannot be changed.
     fn delete(&mut self, key: Key) -> Result<(), RefsError>;
+}
+
+/// Items in a map, for tests.
+impl ExtentItems for BTreeMap<Key, Vec<u8>> {
+    fn put(&mut self, key: Key, data: Vec<u8>) -> Result<(), RefsError> {
+        self.insert(key, data);
+        Ok(())
+    }
+
+    fn delete(&mut self, key: Key) -> Result<(), RefsError> {
+        self.remove(&key).map(drop).ok_or(RefsError::Tree(TreeError::Missing(key)))
+    }
 }
 
 /// An extent that the transaction allocated.
@@ -267,11 +279,10 @@ impl Head {
 }
 
 /// The item of an extent, under either type.
-fn old_item(bytenr: u64, tree: &impl ExtentItems) -> Result<Option<(Key, ExtentItemBuf)>, RefsError> {
-    let Some((key, data)) = tree.from(Key::new(bytenr, ItemType::EXTENT_ITEM, 0)).next() else { return Ok(None) };
-    if key.objectid != bytenr || !matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM) {
-        return Ok(None);
-    }
+fn old_item(bytenr: u64, tree: &impl Items) -> Result<Option<(Key, ExtentItemBuf)>, RefsError> {
+    let first = Key::new(bytenr, ItemType::EXTENT_ITEM, 0);
+    let last = Key::new(bytenr, ItemType::METADATA_ITEM, u64::MAX);
+    let Some((key, data)) = tree.first(first..=last)? else { return Ok(None) };
     let item = ExtentItemBuf::decode(key.item_type, data).map_err(|error| RefsError::Extent { bytenr, error })?;
     Ok(Some((key, item)))
 }
@@ -286,10 +297,12 @@ fn change_one(
 ) -> Result<(), RefsError> {
     // The owner has a type that is no reference's.
     let first = Key::new(bytenr, ItemType::TREE_BLOCK_REF, 0);
-    let is_keyed = |key: Key| key.objectid == bytenr && key.item_type <= ItemType::SHARED_DATA_REF;
-    let any = tree.from(first).next().is_some_and(|(key, _)| is_keyed(key));
-    let place =
-        if any { find_keyed(what, bytenr, tree.from(what.key(bytenr)))? } else { KeyedPlace::Free(what.key(bytenr)) };
+    let last = Key::new(bytenr, ItemType::SHARED_DATA_REF, u64::MAX);
+    let any = tree.first(first..=last)?.is_some();
+    let place = match any {
+        true => find_own_item(bytenr, what, tree, last)?,
+        false => KeyedPlace::Free(what.key(bytenr)),
+    };
     let (key, found) = match place {
         KeyedPlace::Found(key, count) => (key, Some(count)),
         KeyedPlace::Free(key) => (key, None),
@@ -303,6 +316,22 @@ fn change_one(
         RefChange::Keyed(0) => tree.delete(key),
         RefChange::Keyed(count) => tree.put(key, keyed_data(what, count)),
     }
+}
+
+/// The own item of a reference of an extent, whose last reference has a key of at most `last`.
+fn find_own_item(bytenr: u64, what: ExtentRef, tree: &impl Items, last: Key) -> Result<KeyedPlace, RefsError> {
+    let (mut next, mut error) = (Some(what.key(bytenr)), None);
+    let items = std::iter::from_fn(|| {
+        let found = tree.first(next?..=last);
+        let item = found.unwrap_or_else(|one| {
+            error = Some(one);
+            None
+        });
+        next = item.and_then(|(key, _)| key.next());
+        item
+    });
+    let place = find_keyed(what, bytenr, items)?;
+    error.map_or(Ok(place), |error| Err(error.into()))
 }
 
 #[cfg(test)]

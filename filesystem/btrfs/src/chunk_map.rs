@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use sealblock_btrfs_format::items::chunk::{Chunk, Profile, STRIPE_BYTES};
+use sealblock_btrfs_format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use smallvec::SmallVec;
 
 use crate::parity::Role;
@@ -148,6 +149,27 @@ impl ChunkMap {
         self.chunks.iter().map(|(logical, chunk)| (*logical, chunk.bytes))
     }
 
+    /// The stripe-sized ranges of a chunk, as first addresses and bytes, in which copies of superblocks lie on its
+    /// devices. Nothing else may be there. A chunk with parity has none here, as its ranges are not written.
+    pub fn superblock_ranges(&self, logical: u64) -> Vec<(u64, u64)> {
+        let Some(chunk) = self.chunks.get(&logical) else { return Vec::new() };
+        let mut ranges: Vec<(u64, u64)> = (0..chunk.stripes.len())
+            .flat_map(|stripe| COPY_OFFSETS.iter().map(move |offset| (stripe, *offset)))
+            // A device may begin its stripe anywhere, so the copy may lie across two pieces.
+            .flat_map(|(stripe, offset)| [(stripe, offset), (stripe, offset + SUPERBLOCK_BYTES as u64 - 1)])
+            .filter_map(|(stripe, offset)| chunk.offset_of(stripe, offset))
+            .map(|offset| (logical + offset, STRIPE_BYTES.min(chunk.bytes - offset)))
+            .collect();
+        ranges.sort_unstable();
+        ranges.dedup();
+        ranges
+    }
+
+    /// The flags' profile of the chunk at a logical address, if one begins there.
+    pub fn profile(&self, logical: u64) -> Option<Profile> {
+        self.chunks.get(&logical).map(|chunk| chunk.profile)
+    }
+
     /// Chunks.
     pub fn len(&self) -> usize {
         self.chunks.len()
@@ -182,6 +204,21 @@ impl Mapped {
             Profile::Raid5 => self.locate_in_row(piece, within, of_piece, 1),
             Profile::Raid6 => self.locate_in_row(piece, within, of_piece, 2),
         }
+    }
+
+    /// The offset in the chunk of the piece that has a byte of a device in this stripe; `None` with parity, or if the
+    /// byte is not in it.
+    fn offset_of(&self, stripe: usize, device_offset: u64) -> Option<u64> {
+        let count = self.stripes.len() as u64;
+        let (index, data) = match self.profile {
+            Profile::Single | Profile::Dup | Profile::Raid1 | Profile::Raid1C3 | Profile::Raid1C4 => (0, 1),
+            Profile::Raid0 => (stripe as u64, count),
+            Profile::Raid10 => (stripe as u64 / 2, count / 2),
+            Profile::Raid5 | Profile::Raid6 => return None,
+        };
+        let row = device_offset.checked_sub(self.stripes[stripe].offset)? / STRIPE_BYTES;
+        let offset = row.checked_mul(data)?.checked_add(index)?.checked_mul(STRIPE_BYTES)?;
+        (offset < self.bytes).then_some(offset)
     }
 
     /// With parity, each row begins one stripe later than the previous row, and P and Q follow the data.

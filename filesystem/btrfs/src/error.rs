@@ -134,6 +134,9 @@ pub enum FsError {
     /// Another property of the filesystem that is not supported.
     #[error("it is not read here: {0}")]
     NotReadable(&'static str),
+    /// A property of the filesystem with which it is not written.
+    #[error("it is not written here: {0}")]
+    NotWritable(String),
     /// No copy is good.
     #[error("{0}")]
     Lost(Box<Lost>),
@@ -203,6 +206,7 @@ impl FsError {
             | FsError::Devices(_)
             | FsError::Unsupported(_)
             | FsError::NotReadable(_)
+            | FsError::NotWritable(_)
             | FsError::Absent(_)
             | FsError::Kind(_) => false,
         }

@@ -117,10 +117,10 @@ impl Filesystem {
             let devices = DeviceSet::new(witnesses::choose(read_superblocks(candidates).await?).await)?;
             let superblock = *devices.superblock();
             let map = system_chunks(&superblock, devices.geometry())?;
-            let nodes = NodeCache::new(Storage { devices, map: map.clone() }, options.cache_bytes);
+            let nodes = NodeCache::new(Storage::new(Rc::new(devices), map.clone()), options.cache_bytes);
             let mut chunks = Chunks { map, known: BTreeMap::new(), of_nodes: Vec::new() };
             let (chosen, mut lost_chunks) = chunks.read(&nodes, &superblock, options.roots).await?;
-            let mut storage = Storage { devices: nodes.into_devices(), map: chunks.map.clone() };
+            let mut storage = Storage::new(nodes.into_devices(), chunks.map.clone());
             let is_complete = lost_chunks.is_empty() && chosen.source == RootSource::Superblock;
             let other = check_devices(&storage.devices, &mut chunks.known, is_complete)?;
             match options.roots {
@@ -133,7 +133,7 @@ impl Filesystem {
             if options.roots == RootsFrom::Best && !is_complete {
                 chunks_of_devices = add_chunks_of_devices(&nodes, trees.root, &mut chunks.map).await;
                 if chunks_of_devices > 0 {
-                    storage = Storage { devices: nodes.into_devices(), map: chunks.map.clone() };
+                    storage = Storage::new(nodes.into_devices(), chunks.map.clone());
                     nodes = NodeCache::new(storage, options.cache_bytes);
                     // One of these chunks may contain a newer root.
                     trees = choose_trees(&nodes, &superblock, options.roots, &chunks).await?;

@@ -85,6 +85,7 @@ mod superblocks;
 pub mod verify;
 pub mod walk;
 mod witnesses;
+mod write;
 
 pub use chunk_map::{ChunkMap, Located, MapError, Place, Row};
 pub use cursor::{Cursor, TreeRoot};

@@ -93,7 +93,7 @@ impl NodeCache {
     }
 
     /// The same devices with an empty cache.
-    pub(crate) fn into_devices(self) -> DeviceSet {
+    pub(crate) fn into_devices(self) -> Rc<DeviceSet> {
         self.storage.devices
     }
 

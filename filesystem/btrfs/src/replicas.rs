@@ -9,6 +9,8 @@
 //!   copies on a stale device are not used, because they may be older than the last write.
 //! - A piece that is restored from parity is checked like any other, because a damaged source gives a wrong piece.
 
+use std::rc::Rc;
+
 use sealblock_btrfs_format::checksum::{Checksum, ChecksumMismatch, ChecksumType};
 use sealblock_btrfs_format::superblock::Geometry;
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -21,12 +23,13 @@ use crate::parity::{self, Role};
 /// The maximum bytes of one request to a device.
 pub const MAX_READ_BYTES: u64 = 1 << 20;
 
-/// Devices, and the map of logical addresses.
+/// Devices, and the map of logical addresses. Whoever changes the chunks makes a new one, with the same devices.
+#[derive(Clone)]
 pub struct Storage {
     /// The devices.
-    pub devices: DeviceSet,
+    pub devices: Rc<DeviceSet>,
     /// The places of logical addresses.
-    pub map: ChunkMap,
+    pub map: Rc<ChunkMap>,
 }
 
 /// The check of data.
@@ -47,6 +50,11 @@ pub struct Verified {
 }
 
 impl Storage {
+    /// These devices and chunks.
+    pub fn new(devices: Rc<DeviceSet>, map: ChunkMap) -> Storage {
+        Storage { devices, map: Rc::new(map) }
+    }
+
     /// The node size, sector size and checksum type.
     pub fn geometry(&self) -> &Geometry {
         self.devices.geometry()

@@ -13,10 +13,12 @@
 //!   at most [`MOST_ITEMS`] items and [`MOST_SEARCHED`] nodes, and twice for targets of several devices.
 
 use std::cmp::Reverse;
+use std::rc::Rc;
 
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
+use crate::chunk_map::ChunkMap;
 use crate::cursor::{Cursor, TreeRoot};
 use crate::devices::DeviceSet;
 use crate::error::FsError;
@@ -119,7 +121,7 @@ async fn decide(all: &[Copies], chosen: &[Option<Identity>], index: usize, alone
 async fn grade(copy: &IntactCopy, devices: &[(&Copies, &IntactCopy)]) -> Grade {
     let Ok(map) = system_chunks(&copy.superblock, &copy.geometry) else { return Grade::Invalid };
     let set = DeviceSet::of_witnesses(devices.iter().copied(), copy);
-    let nodes = NodeCache::new(Storage { devices: set, map }, 0);
+    let nodes = NodeCache::new(Storage::new(Rc::new(set), map), 0);
     for chunk_tree in roots::candidates(&copy.superblock, objectid::CHUNK_TREE) {
         if nodes.load(&chunk_tree.root.expected()).await.is_ok() {
             return match has_device(&nodes, chunk_tree.root, &copy.identity()).await {
@@ -150,7 +152,7 @@ fn is_device(key: Key, data: &[u8], identity: &Identity) -> Option<bool> {
 
 /// Looks for a root of the root tree in the chunks of a chunk tree.
 async fn grade_of_trees(copy: &IntactCopy, nodes: NodeCache, chunk_tree: TreeRoot) -> Grade {
-    let mut map = nodes.storage().map.clone();
+    let mut map = ChunkMap::clone(&nodes.storage().map);
     let mut cursor = Cursor::all(&nodes, chunk_tree);
     for _ in 0..MOST_ITEMS {
         match cursor.next().await {
@@ -164,7 +166,7 @@ async fn grade_of_trees(copy: &IntactCopy, nodes: NodeCache, chunk_tree: TreeRoo
         }
     }
     drop(cursor);
-    let nodes = NodeCache::new(Storage { devices: nodes.into_devices(), map }, 0);
+    let nodes = NodeCache::new(Storage::new(nodes.into_devices(), map), 0);
     for root_tree in roots::candidates(&copy.superblock, objectid::ROOT_TREE) {
         if nodes.load(&root_tree.root.expected()).await.is_ok() {
             return Grade::Trees;

@@ -9,23 +9,7 @@ use sealblock_btrfs_format::items::extent_buf::decode_keyed;
 /// Small nodes, so that references soon get their own items.
 const NODE_BYTES: u32 = 4096;
 
-#[derive(Default)]
-struct Tree(BTreeMap<Key, Vec<u8>>);
-
-impl ExtentItems for Tree {
-    fn from(&self, key: Key) -> impl Iterator<Item = (Key, &[u8])> {
-        self.0.range(key..).map(|(key, data)| (*key, &data[..]))
-    }
-
-    fn put(&mut self, key: Key, data: Vec<u8>) -> Result<(), RefsError> {
-        self.0.insert(key, data);
-        Ok(())
-    }
-
-    fn delete(&mut self, key: Key) -> Result<(), RefsError> {
-        self.0.remove(&key).map(drop).ok_or(RefsError::Tree("no such item"))
-    }
-}
+type Tree = BTreeMap<Key, Vec<u8>>;
 
 fn node(bytenr: u64, level: u8) -> NewExtent {
     let key = Key::new(bytenr, ItemType::METADATA_ITEM, u64::from(level));
@@ -186,7 +170,7 @@ impl Proof {
         assert!(self.delayed.is_empty());
         self.pinned.clear();
         let mut found: BTreeMap<u64, (u64, HashMap<ExtentRef, u32>)> = BTreeMap::new();
-        for (key, data) in &self.tree.0 {
+        for (key, data) in &self.tree {
             if let Some((what, count)) = decode_keyed(*key, data).unwrap() {
                 let extent = found.get_mut(&key.objectid).expect("the extent's item comes first");
                 assert_eq!(extent.1.insert(what, count), None, "{key}");
@@ -222,7 +206,7 @@ fn transactions_leave_the_references_of_a_multiset() {
             (0..proof.random.usize(..500)).for_each(|_| proof.step());
             proof.commit();
         }
-        let keyed = proof.tree.0.keys().filter(|key| key.item_type >= ItemType::TREE_BLOCK_REF).count();
+        let keyed = proof.tree.keys().filter(|key| key.item_type >= ItemType::TREE_BLOCK_REF).count();
         println!("cancelled, freed, lived: {:?}; {keyed} with keys at the end", proof.done);
         assert!(proof.done.iter().all(|count| *count > 20) && keyed > 20);
     }
@@ -242,7 +226,7 @@ fn an_extent_whose_only_reference_changes_never_goes() {
     delayed.drop(bytenr, of_tree(300), 1).unwrap();
     let free = Fate::Free { key: node(bytenr, 1).key, flags: ExtentFlags::TREE_BLOCK };
     assert_eq!(delayed.take(bytenr).unwrap().run(bytenr, &mut tree, NODE_BYTES), Ok(free));
-    assert!(tree.0.is_empty());
+    assert!(tree.is_empty());
 }
 
 #[test]
@@ -257,7 +241,7 @@ fn what_cancels_leaves_nothing_and_a_new_node_may_have_the_address() {
     delayed.insert(node(bytenr, 1)).unwrap();
     delayed.add(bytenr, of_tree(5), 1).unwrap();
     delayed.take(bytenr).unwrap().run(bytenr, &mut tree, NODE_BYTES).unwrap();
-    assert_eq!(tree.0.keys().collect::<Vec<_>>(), [&node(bytenr, 1).key]);
+    assert_eq!(tree.keys().collect::<Vec<_>>(), [&node(bytenr, 1).key]);
 
     // An old extent whose changes cancel has no head, and is not free.
     delayed.add(bytenr, of_tree(6), 1).unwrap();
@@ -268,7 +252,7 @@ fn what_cancels_leaves_nothing_and_a_new_node_may_have_the_address() {
     delayed.set_flags(2 << 20, ExtentFlags::FULL_BACKREF);
     assert!(!delayed.cancel(2 << 20));
     let fate = delayed.take(2 << 20).unwrap().run(2 << 20, &mut tree, NODE_BYTES);
-    assert!(matches!(fate, Ok(Fate::Free { .. })) && tree.0.len() == 1);
+    assert!(matches!(fate, Ok(Fate::Free { .. })) && tree.len() == 1);
 }
 
 #[test]

@@ -141,3 +141,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_ranges_of_superblocks_are_those_whose_places_they_are_in() {
+    for profile in Profile::ALL {
+        let stripes = (1..=4).find(|count| profile.allows_stripes(*count) && *count * 2 > 3).unwrap_or(2);
+        let data = u64::from(profile.data_stripes(stripes));
+        let stripe = |devid: u64| Stripe { devid: devid.into(), offset: (63 << 20).into(), dev_uuid: [0; 16] };
+        let stripes: Vec<Stripe> = (1..=u64::from(stripes)).map(stripe).collect();
+        let buf = ChunkBuf::new(data * (4 << 20), BlockGroupFlags::METADATA | profile.flag(), 4096, stripes);
+        let mut map = ChunkMap::default();
+        map.add(LOGICAL, &buf.as_item()).unwrap();
+        let ranges = map.superblock_ranges(LOGICAL);
+        if matches!(profile, Profile::Raid5 | Profile::Raid6) {
+            assert_eq!(ranges, []);
+            continue;
+        }
+        assert!(!ranges.is_empty(), "{profile:?}");
+        for piece in 0..data * (4 << 20) / STRIPE_BYTES {
+            let at = LOGICAL + piece * STRIPE_BYTES;
+            let places = map.locate(at, STRIPE_BYTES).unwrap().copies;
+            let has_superblock =
+                places.iter().any(|place| (place.offset..place.offset + STRIPE_BYTES).contains(&(64 << 20)));
+            assert_eq!(ranges.contains(&(at, STRIPE_BYTES)), has_superblock, "{profile:?} {piece}");
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The space of the filesystem: block groups, what is free in them, and what will be free when the open transaction is
+//! durable.
+//!
+//! A group's free space is read from the free space tree when the group is first used. From then on it is in memory
+//! twice: as it will be stored ([`GroupFreeSpace`]), which changes with the items of extents; and as runs from which is
+//! allocated. The runs have less: not what was freed and is still part of the durable trees, not what is allocated and
+//! has no item yet, and not the places of superblocks, which the tree lists as free.
+//!
+//! Invariants:
+//! - Space that the open transaction freed is *pinned*: the trees of the last durable transaction have it. It is
+//!   allocated again only after [`Space::unpin`], when the open transaction has become durable, and what was sent to
+//!   these addresses, discards too, has completed.
+//! - Nodes are allocated at multiples of their size from the start of their group, so none crosses a multiple of 64 KiB
+//!   from there.
+
+mod runs;
+
+use std::collections::BTreeMap;
+use std::ops::{Range, RangeInclusive};
+
+use sealblock_btrfs_format::free_space::{FreeSpaceError, GroupFreeSpace};
+use sealblock_btrfs_format::item_changes::ItemChanges;
+use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, BlockGroupItem};
+use sealblock_btrfs_format::key::{ItemType, Key};
+use zerocopy::IntoBytes;
+
+use crate::tree::TreeError;
+use crate::view::Items;
+use runs::Runs;
+
+/// What space is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Use {
+    /// Nodes of the chunk tree.
+    System,
+    /// Nodes of other trees.
+    Metadata,
+    /// Data of files.
+    Data,
+}
+
+/// Why space cannot be read, allocated or freed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SpaceError {
+    /// A node is not in memory.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// The free space tree contradicts itself, or what is allocated and freed.
+    #[error("free space: {0}")]
+    FreeSpace(#[from] FreeSpaceError),
+    /// No block group has an address.
+    #[error("no block group has the address {0}")]
+    NoGroup(u64),
+    /// A block group would have fewer than 0 bytes in use, or more than it has.
+    #[error("the block group at {start} has {used} bytes in use, which change by {by}")]
+    Used {
+        /// Where it begins.
+        start: u64,
+        /// Its bytes in use.
+        used: u64,
+        /// The change.
+        by: i64,
+    },
+    /// There is no space.
+    #[error("there is no space left for {0:?}")]
+    Full(Use),
+}
+
+/// A block group.
+struct Group {
+    bytes: u64,
+    flags: BlockGroupFlags,
+    chunk_objectid: u64,
+    used: u64,
+    /// The bytes in use that its item has.
+    stored_used: u64,
+    /// Where superblocks lie.
+    superblocks: Vec<(u64, u64)>,
+    free: Option<Free>,
+}
+
+/// The free space of a group that was read.
+struct Free {
+    stored: GroupFreeSpace,
+    runs: Runs,
+}
+
+/// All block groups.
+pub struct Space {
+    groups: BTreeMap<u64, Group>,
+    node_bytes: u64,
+    sector_bytes: u32,
+    /// Ranges that the open transaction freed.
+    pinned: Vec<Range<u64>>,
+}
+
+impl Space {
+    /// No block groups.
+    pub fn new(node_bytes: u32, sector_bytes: u32) -> Space {
+        Space { groups: BTreeMap::new(), node_bytes: node_bytes.into(), sector_bytes, pinned: Vec::new() }
+    }
+
+    /// Adds a block group: where it begins, its bytes, its item, and the ranges of superblocks in it.
+    pub fn add_group(&mut self, start: u64, bytes: u64, item: &BlockGroupItem, superblocks: Vec<(u64, u64)>) {
+        let (used, flags) = (item.used.get(), BlockGroupFlags::from_bits_retain(item.flags.get()));
+        let chunk_objectid = item.chunk_objectid.get();
+        let group = Group { bytes, flags, chunk_objectid, used, stored_used: used, superblocks, free: None };
+        self.groups.insert(start, group);
+    }
+
+    /// Bytes in use of all groups.
+    pub fn used_bytes(&self) -> u64 {
+        self.groups.values().map(|group| group.used).fold(0, u64::saturating_add)
+    }
+
+    /// The keys of the free space of the group that has an address. To change it, all of them must be in memory.
+    ///
+    /// # Errors
+    /// If no group has the address.
+    pub fn keys_of(&self, at: u64) -> Result<RangeInclusive<Key>, SpaceError> {
+        let (start, group) = self.group_at(at)?;
+        Ok(keys_of(start, group.bytes))
+    }
+
+    /// Reads the free space of the group that has an address, if it was not read yet.
+    ///
+    /// # Errors
+    /// If a node is not in memory, or the free space contradicts itself.
+    pub fn load(&mut self, at: u64, tree: &impl Items) -> Result<(), SpaceError> {
+        let (start, group) = self.group_at(at)?;
+        if group.free.is_some() {
+            return Ok(());
+        }
+        let mut items: Vec<(Key, &[u8])> = Vec::new();
+        let range = keys_of(start, group.bytes);
+        let mut next = Some(*range.start());
+        while let Some(from) = next {
+            let item = tree.first(from..=*range.end())?;
+            items.extend(item);
+            next = item.and_then(|(key, _)| key.next());
+        }
+        let stored = GroupFreeSpace::load(self.sector_bytes, items)?;
+        let mut runs = Runs::default();
+        for run in stored.runs() {
+            let was_used = runs.insert(run);
+            debug_assert!(was_used, "the runs of a group do not overlap");
+        }
+        group.superblocks.iter().for_each(|(start, bytes)| runs.remove_free(*start..start + bytes));
+        let group = self.groups.get_mut(&start).expect("it was found");
+        group.free = Some(Free { stored, runs });
+        Ok(())
+    }
+
+    /// Sees to it that this number of nodes can be allocated, by reading the free space of groups until they have it.
+    ///
+    /// # Errors
+    /// If a node of the free space tree is not in memory, or there is no space.
+    pub fn prepare(&mut self, what: Use, nodes: u64, tree: &impl Items) -> Result<(), SpaceError> {
+        let mut found = 0;
+        let starts: Vec<u64> = self.groups_of(what).map(|(start, _)| start).collect();
+        for start in starts {
+            self.load(start, tree)?;
+            let free = self.groups[&start]
+                .free
+                .as_ref()
+                .map_or(0, |free| free.runs.count(self.node_bytes, start, self.node_bytes, nodes));
+            found += free;
+            if found >= nodes {
+                return Ok(());
+            }
+        }
+        Err(SpaceError::Full(what))
+    }
+
+    /// Allocates a node in a group whose free space was read.
+    pub fn allocate_node(&mut self, what: Use) -> Option<u64> {
+        let bytes = self.node_bytes;
+        let groups = self.groups.iter_mut().filter(|(_, group)| is_for(group.flags, what));
+        let free = groups.filter_map(|(start, group)| Some((*start, group.free.as_mut()?)));
+        free.into_iter().find_map(|(start, free)| free.runs.allocate(bytes, start, bytes))
+    }
+
+    /// Gives back what was allocated and never written, and has no item.
+    ///
+    /// # Errors
+    /// If it is free.
+    pub fn give_back(&mut self, range: Range<u64>) -> Result<(), SpaceError> {
+        let (start, bytes) = (range.start, range.end.saturating_sub(range.start));
+        let (group, _) = self.group_at(start)?;
+        let group = self.groups.get_mut(&group).ok_or(SpaceError::NoGroup(start))?;
+        let free = group.free.as_mut().ok_or(SpaceError::NoGroup(start))?;
+        if !free.runs.insert(range) {
+            return Err(FreeSpaceError::Free { start, bytes }.into());
+        }
+        // A damaged filesystem may have had an extent there.
+        group.superblocks.iter().for_each(|(start, bytes)| free.runs.remove_free(*start..start + bytes));
+        Ok(())
+    }
+
+    /// An extent gets its item: its space is no longer free in the tree.
+    ///
+    /// # Errors
+    /// If it is not free there.
+    pub fn extent_added(&mut self, start: u64, bytes: u64) -> Result<ItemChanges, SpaceError> {
+        let mut changes = ItemChanges::new();
+        self.change_used(start, bytes, true)?;
+        self.free_at(start)?.stored.remove(start, bytes, &mut changes)?;
+        Ok(changes)
+    }
+
+    /// The item of an extent goes: its space is free in the tree, and pinned.
+    ///
+    /// # Errors
+    /// If it is free there.
+    pub fn extent_removed(&mut self, start: u64, bytes: u64) -> Result<ItemChanges, SpaceError> {
+        let mut changes = ItemChanges::new();
+        self.change_used(start, bytes, false)?;
+        self.free_at(start)?.stored.add(start, bytes, &mut changes)?;
+        self.pinned.push(start..start + bytes);
+        Ok(changes)
+    }
+
+    /// Pins a range that was allocated and is not used, but may have been written to.
+    pub fn pin(&mut self, range: Range<u64>) {
+        self.pinned.push(range);
+    }
+
+    /// The groups whose items do not have their bytes in use: keys and items. They count as stored then.
+    pub fn take_changed_groups(&mut self) -> Vec<(Key, Vec<u8>)> {
+        let changed = self.groups.iter_mut().filter(|(_, group)| group.used != group.stored_used);
+        changed
+            .map(|(start, group)| {
+                group.stored_used = group.used;
+                let item = BlockGroupItem {
+                    used: group.used.into(),
+                    chunk_objectid: group.chunk_objectid.into(),
+                    flags: group.flags.bits().into(),
+                };
+                (Key::new(*start, ItemType::BLOCK_GROUP_ITEM, group.bytes), item.as_bytes().to_vec())
+            })
+            .collect()
+    }
+
+    /// Takes all that the open transaction freed. [`Space::unpin`] makes it free when the transaction is durable.
+    pub fn take_pinned(&mut self) -> Vec<Range<u64>> {
+        std::mem::take(&mut self.pinned)
+    }
+
+    /// Ranges are free that a transaction freed which is durable now.
+    ///
+    /// # Errors
+    /// If one is free already.
+    pub fn unpin(&mut self, ranges: Vec<Range<u64>>) -> Result<(), SpaceError> {
+        ranges.into_iter().try_for_each(|range| self.give_back(range))
+    }
+
+    fn groups_of(&self, what: Use) -> impl Iterator<Item = (u64, &Group)> {
+        let groups = self.groups.iter().filter(move |(_, group)| is_for(group.flags, what));
+        groups.map(|(start, group)| (*start, group))
+    }
+
+    fn group_at(&self, at: u64) -> Result<(u64, &Group), SpaceError> {
+        let found = self.groups.range(..=at).next_back();
+        let found = found.filter(|(start, group)| at - **start < group.bytes).ok_or(SpaceError::NoGroup(at))?;
+        Ok((*found.0, found.1))
+    }
+
+    fn free_at(&mut self, at: u64) -> Result<&mut Free, SpaceError> {
+        let (start, _) = self.group_at(at)?;
+        let group = self.groups.get_mut(&start).ok_or(SpaceError::NoGroup(at))?;
+        group.free.as_mut().ok_or(SpaceError::NoGroup(at))
+    }
+
+    fn change_used(&mut self, at: u64, bytes: u64, is_more: bool) -> Result<(), SpaceError> {
+        let (start, group) = self.group_at(at)?;
+        let used = if is_more { group.used.checked_add(bytes) } else { group.used.checked_sub(bytes) };
+        let by = if is_more { bytes as i64 } else { -(bytes as i64) };
+        let used = used.filter(|used| *used <= group.bytes).ok_or(SpaceError::Used { start, used: group.used, by })?;
+        self.groups.get_mut(&start).expect("it was found").used = used;
+        Ok(())
+    }
+}
+
+fn keys_of(start: u64, bytes: u64) -> RangeInclusive<Key> {
+    let last = start + (bytes - 1);
+    Key::new(start, ItemType::FREE_SPACE_INFO, 0)..=Key::new(last, ItemType::FREE_SPACE_BITMAP, u64::MAX)
+}
+
+fn is_for(flags: BlockGroupFlags, what: Use) -> bool {
+    flags.contains(match what {
+        Use::System => BlockGroupFlags::SYSTEM,
+        Use::Metadata => BlockGroupFlags::METADATA,
+        Use::Data => BlockGroupFlags::DATA,
+    })
+}

@@ -1,0 +1,116 @@
+//! Writes to the devices of a filesystem: to every copy of a logical range, and the superblocks.
+//!
+//! Invariants:
+//! - A write goes to every copy. [`Storage::write`] returns which copies failed, and does not decide whether the others
+//!   are enough.
+//! - A Flush covers the writes that completed before it started, so [`DeviceSet::flush`] is called when all writes of a
+//!   transaction have completed.
+//! - Of the superblocks, the first copies are written to all devices before any other copy ([`DeviceSet::write_supers`]).
+//!   Linux mounts by the first copy alone.
+
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
+use sealblock_block::{Device as _, Durability, DynDevice, Request};
+use sealblock_btrfs_format::items::device::DevItem;
+use sealblock_btrfs_format::superblock::{SUPERBLOCK_BYTES, Superblock, copy_offsets};
+use sealblock_integrity::{Tags, Unsealed};
+use sealblock_runtime_memory::Slice;
+use zerocopy::IntoBytes;
+
+use crate::chunk_map::Place;
+use crate::devices::DeviceSet;
+use crate::error::{BadCopy, CopyFault, FsError};
+use crate::replicas::{MAX_READ_BYTES, Storage};
+use crate::superblocks::extent_of;
+
+/// The number of requests that are in flight for one write.
+const IN_FLIGHT: usize = 64;
+
+impl Storage {
+    /// Writes whole sectors to every copy of a logical range. Returns the copies that failed.
+    ///
+    /// # Errors
+    /// If the range has no place, or is in a profile with parity, which is not written.
+    pub async fn write(&self, logical: u64, data: &Slice) -> Result<Vec<BadCopy>, FsError> {
+        let mut writes = Vec::new();
+        for (at, located) in self.pieces(logical, data.len() as u64)? {
+            if located.row.is_some() {
+                return Err(FsError::NotWritable(format!("the chunk of the address {at} has parity")));
+            }
+            let start = (at - logical) as usize;
+            let piece = data.slice(start..start + located.bytes as usize);
+            writes.extend((0..located.copies.len()).map(|mirror| (at, located.clone(), mirror, piece.clone())));
+        }
+        let write = |(at, located, mirror, piece): (u64, crate::chunk_map::Located, usize, Slice)| async move {
+            let written = self.devices.write(located.copies[mirror], piece, Durability::Volatile).await;
+            written.err().map(|fault| self.bad_copy(at, &located, mirror, fault))
+        };
+        let failed = stream::iter(writes).map(write).buffer_unordered(IN_FLIGHT);
+        Ok(failed.filter_map(|bad| async { bad }).collect().await)
+    }
+}
+
+impl DeviceSet {
+    /// Writes bytes to a device, which makes the tags if it has protection information.
+    ///
+    /// # Errors
+    /// If they cannot be written; the error has the reason.
+    pub async fn write(&self, place: Place, data: Slice, durability: Durability) -> Result<(), CopyFault> {
+        debug_assert!(data.len() as u64 <= MAX_READ_BYTES);
+        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
+        write_bytes(&device.device, place.offset, data, durability).await
+    }
+
+    /// Makes all completed writes of these devices durable. Returns those whose Flush failed, with the reason.
+    pub async fn flush(&self, devids: &[u64]) -> Vec<(u64, CopyFault)> {
+        let flush = |devid: u64| async move {
+            let device = self.get(devid).ok_or(CopyFault::Missing);
+            let flushed = match device {
+                Ok(device) => device.device.execute(Request::flush()).await.map_err(CopyFault::Unreadable),
+                Err(fault) => Err(fault),
+            };
+            flushed.err().map(|fault| (devid, fault))
+        };
+        join_all(devids.iter().map(|devid| flush(*devid))).await.into_iter().flatten().collect()
+    }
+
+    /// Writes a superblock to these devices: first the first copy of each, durable when written, and when those of all
+    /// are written the other copies. Each device has its own item. Returns the devices on which the first copy failed.
+    /// A failed mirror is no failure: the first copy counts.
+    pub async fn write_supers(&self, superblock: &Superblock, items: &[DevItem]) -> Vec<(u64, CopyFault)> {
+        let offsets = |devid| {
+            let bytes = self.get(devid).map_or(0, |device| device.device.geometry().capacity_bytes());
+            copy_offsets(bytes)
+        };
+        let write = |item: DevItem, offset: u64, durability| async move {
+            let devid = item.devid.get();
+            let copy = superblock.copy_for(&item, offset);
+            let written = self.write(Place { devid, offset }, Slice::copy_from(copy.as_bytes()), durability).await;
+            written.err().map(|fault| (devid, fault))
+        };
+        let first = items.iter().filter_map(|item| Some((*item, offsets(item.devid.get()).next()?)));
+        let first = first.map(|(item, offset)| write(item, offset, Durability::ForceUnitAccess));
+        let failed: Vec<_> = join_all(first).await.into_iter().flatten().collect();
+        let others = items.iter().filter(|item| failed.iter().all(|(devid, _)| *devid != item.devid.get()));
+        let others = others.flat_map(|item| {
+            let end = item.total_bytes.get();
+            let inside = move |offset: &u64| offset + (SUPERBLOCK_BYTES as u64) < end;
+            offsets(item.devid.get()).skip(1).filter(inside).map(|offset| (*item, offset))
+        });
+        let others = others.map(|(item, offset)| write(item, offset, Durability::Volatile));
+        for (devid, fault) in join_all(others).await.into_iter().flatten() {
+            tracing::warn!(devid, %fault, "a copy of the superblock cannot be written");
+        }
+        failed
+    }
+}
+
+/// Writes whole blocks.
+async fn write_bytes(device: &DynDevice, offset: u64, data: Slice, durability: Durability) -> Result<(), CopyFault> {
+    let extent = extent_of(device, offset, data.len() as u64).ok_or(CopyFault::NoBlock)?;
+    let geometry = device.geometry();
+    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
+    let unsealed = Unsealed::new(data, geometry.block_size, geometry.protection, tags);
+    let request = Request::write(extent, unsealed, durability);
+    device.execute(request).await.map(drop).map_err(CopyFault::Unreadable)
+}
