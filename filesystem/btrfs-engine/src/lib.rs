@@ -36,14 +36,19 @@
 //! // The extent tree.
 //! let mut tree = BTreeMap::new();
 //! let head = refs.take(bytenr).expect("it has references");
-//! assert_eq!(head.run(bytenr, &mut tree, node_bytes)?, Fate::Lives);
+//! assert_eq!(head.run(bytenr, &mut tree, node_bytes)?, Fate::Lives(key));
 //! let item = ExtentItemBuf::decode(key.item_type, &tree[&key])?;
 //! assert_eq!(item.refs(), 2);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod engine;
+mod gate;
 pub mod nodes;
+mod open;
 pub mod refs;
+mod settle;
 pub mod space;
+pub mod transaction;
 pub mod tree;
 pub mod view;

@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use sealblock_runtime_memory::{Buffer, Slice};
 
+use crate::tree::NodeSource;
+
 /// The minimum number of clean nodes, if there are as many: more than an operation needs.
 const MIN_CLEAN: usize = 256;
 
@@ -33,6 +35,20 @@ pub struct Nodes {
     most_clean: usize,
 }
 
+impl NodeSource for Nodes {
+    fn get(&self, bytenr: u64) -> Option<&[u8]> {
+        if let Some(bytes) = self.dirty.get(&bytenr) {
+            return Some(bytes);
+        }
+        if let Some(bytes) = self.frozen.get(&bytenr) {
+            return Some(bytes);
+        }
+        let clean = self.clean.get(&bytenr)?;
+        clean.is_used.set(true);
+        Some(&clean.bytes)
+    }
+}
+
 impl Nodes {
     /// No nodes; of clean ones there are `cache_bytes` at most, and at least 256.
     pub fn new(node_bytes: u32, cache_bytes: usize) -> Nodes {
@@ -44,19 +60,6 @@ impl Nodes {
     /// Bytes of a node.
     pub fn node_bytes(&self) -> u32 {
         self.node_bytes
-    }
-
-    /// The bytes of a node, if it is in memory.
-    pub fn get(&self, bytenr: u64) -> Option<&[u8]> {
-        if let Some(bytes) = self.dirty.get(&bytenr) {
-            return Some(bytes);
-        }
-        if let Some(bytes) = self.frozen.get(&bytenr) {
-            return Some(bytes);
-        }
-        let clean = self.clean.get(&bytenr)?;
-        clean.is_used.set(true);
-        Some(&clean.bytes)
     }
 
     /// True if the open transaction made the node.

@@ -104,8 +104,8 @@ pub struct NewExtent {
 /// What becomes of an extent whose references were written.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// It has references.
-    Lives,
+    /// It has references, and an item with this key.
+    Lives(Key),
     /// It has none: its item and its checksums go, and its space is free once the transaction is durable.
     Free {
         /// The key that its item has or would have had.
@@ -247,6 +247,11 @@ impl DelayedRefs {
 }
 
 impl Head {
+    /// True if the item of the extent is still to be inserted.
+    pub fn is_new(&self) -> bool {
+        self.new.is_some()
+    }
+
     /// Writes the references to the extent tree.
     ///
     /// # Errors
@@ -269,7 +274,7 @@ impl Head {
         }
         if item.refs() > 0 {
             tree.put(key, item.encode())?;
-            return Ok(Fate::Lives);
+            return Ok(Fate::Lives(key));
         }
         if is_old {
             tree.delete(key)?;

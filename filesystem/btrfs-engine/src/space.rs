@@ -225,20 +225,20 @@ impl Space {
         self.pinned.push(range);
     }
 
-    /// The groups whose items do not have their bytes in use: keys and items. They count as stored then.
-    pub fn take_changed_groups(&mut self) -> Vec<(Key, Vec<u8>)> {
-        let changed = self.groups.iter_mut().filter(|(_, group)| group.used != group.stored_used);
-        changed
-            .map(|(start, group)| {
-                group.stored_used = group.used;
-                let item = BlockGroupItem {
-                    used: group.used.into(),
-                    chunk_objectid: group.chunk_objectid.into(),
-                    flags: group.flags.bits().into(),
-                };
-                (Key::new(*start, ItemType::BLOCK_GROUP_ITEM, group.bytes), item.as_bytes().to_vec())
-            })
-            .collect()
+    /// The items of the groups whose items do not have their bytes in use.
+    pub fn changed_groups(&self) -> ItemChanges {
+        let mut changes = ItemChanges::new();
+        for (start, group) in self.groups.iter().filter(|(_, group)| group.used != group.stored_used) {
+            let (used, flags) = (group.used.into(), group.flags.bits().into());
+            let item = BlockGroupItem { used, chunk_objectid: group.chunk_objectid.into(), flags };
+            changes.replace(Key::new(*start, ItemType::BLOCK_GROUP_ITEM, group.bytes), item.as_bytes().to_vec());
+        }
+        changes
+    }
+
+    /// The items of [`Space::changed_groups`] are about to be stored.
+    pub fn groups_stored(&mut self) {
+        self.groups.values_mut().for_each(|group| group.stored_used = group.used);
     }
 
     /// Takes all that the open transaction freed. [`Space::unpin`] makes it free when the transaction is durable.

@@ -71,13 +71,16 @@ pub enum TreeError {
     Refs(u64),
 }
 
-/// The nodes in memory.
-pub trait NodeMap {
-    /// The memory of a node.
-    type Bytes: DerefMut<Target = [u8]>;
-
+/// The nodes in memory, for reading.
+pub trait NodeSource {
     /// The bytes of a node, if it is in memory.
     fn get(&self, bytenr: u64) -> Option<&[u8]>;
+}
+
+/// The nodes in memory, for a tree that changes.
+pub trait NodeMap: NodeSource {
+    /// The memory of a node.
+    type Bytes: DerefMut<Target = [u8]>;
 
     /// The bytes of a dirty node, to be changed.
     fn get_mut(&mut self, bytenr: u64) -> Option<&mut [u8]>;
@@ -150,7 +153,7 @@ impl Tree {
     ///
     /// # Errors
     /// The address of a node that is not in memory.
-    pub fn touch(&self, nodes: &impl NodeMap, key: Key) -> Result<(), TreeError> {
+    pub fn touch(&self, nodes: &impl NodeSource, key: Key) -> Result<(), TreeError> {
         self.descend(nodes, key).map(drop)
     }
 
@@ -158,7 +161,7 @@ impl Tree {
     ///
     /// # Errors
     /// The address of a node that is not in memory.
-    pub fn touch_range(&self, nodes: &impl NodeMap, range: RangeInclusive<Key>) -> Result<(), TreeError> {
+    pub fn touch_range(&self, nodes: &impl NodeSource, range: RangeInclusive<Key>) -> Result<(), TreeError> {
         let mut next = Some(*range.start());
         while let Some(key) = next.filter(|key| key <= range.end()) {
             next = self.descend(nodes, key)?.before;
@@ -167,8 +170,54 @@ impl Tree {
     }
 
     /// Its items, for reading.
-    pub fn view<'n, N: NodeMap>(&self, nodes: &'n N) -> TreeView<'n, N> {
+    pub fn view<'n, N: NodeSource>(&self, nodes: &'n N) -> TreeView<'n, N> {
         TreeView { tree: *self, nodes }
+    }
+
+    /// The data of an item.
+    ///
+    /// # Errors
+    /// If a node is not in memory.
+    pub fn find<'n>(&self, nodes: &'n impl NodeSource, key: Key) -> Result<Option<&'n [u8]>, TreeError> {
+        let Found { path, found, .. } = self.descend(nodes, key)?;
+        if found { Ok(item(nodes, last(&path))?.map(|(_, data)| data)) } else { Ok(None) }
+    }
+
+    /// The first item of a range of keys.
+    ///
+    /// # Errors
+    /// If a node is not in memory.
+    pub fn first_of<'n>(
+        &self,
+        nodes: &'n impl NodeSource,
+        range: RangeInclusive<Key>,
+    ) -> Result<Option<(Key, &'n [u8])>, TreeError> {
+        let mut found = self.descend(nodes, *range.start())?;
+        loop {
+            if let Some((key, data)) = item(nodes, last(&found.path))? {
+                return Ok(range.contains(&key).then_some((key, data)));
+            }
+            // The next leaf need not be in memory if it begins behind the range.
+            let Some(before) = found.before.filter(|before| before <= range.end()) else { return Ok(None) };
+            found = self.descend(nodes, before)?;
+        }
+    }
+
+    /// The last item of a range of keys.
+    ///
+    /// # Errors
+    /// If a node is not in memory.
+    pub fn last_of<'n>(
+        &self,
+        nodes: &'n impl NodeSource,
+        range: RangeInclusive<Key>,
+    ) -> Result<Option<(Key, &'n [u8])>, TreeError> {
+        let Found { path, found, .. } = self.descend(nodes, *range.end())?;
+        let Step { bytenr, slot } = last(&path);
+        // In front of the first item of a leaf there is none: the pointer to the leaf is its first key.
+        let slot = if found { Some(slot) } else { slot.checked_sub(1) };
+        let last = slot.map(|slot| item(nodes, Step { bytenr, slot })).transpose()?.flatten();
+        Ok(last.filter(|(key, _)| range.contains(key)))
     }
 
     /// Applies changes of items whose keys were touched.
@@ -272,7 +321,7 @@ impl Tree {
     }
 
     /// The nodes to a key. Changes nothing.
-    fn descend(&self, nodes: &impl NodeMap, key: Key) -> Result<Found, TreeError> {
+    fn descend(&self, nodes: &impl NodeSource, key: Key) -> Result<Found, TreeError> {
         let RootNode { bytenr, level, generation } = self.root;
         let mut expected = Expected { bytenr, owner: self.header.owner.get(), level, generation, first_key: None };
         let (mut path, mut before) = (Path::new(), None);
@@ -530,46 +579,21 @@ pub struct TreeView<'n, N> {
     nodes: &'n N,
 }
 
-impl<'n, N: NodeMap> TreeView<'n, N> {
-    /// The item at a slot of a leaf, or the first one of the next leaf.
-    fn item_from(&self, mut found: Found) -> Result<Option<(Key, &'n [u8])>, TreeError> {
-        loop {
-            let step = last(&found.path);
-            if let Some(item) = item(self.nodes, step)? {
-                return Ok(Some(item));
-            }
-            let Some(before) = found.before else { return Ok(None) };
-            found = self.tree.descend(self.nodes, before)?;
-        }
-    }
-}
-
-impl<N: NodeMap> Items for TreeView<'_, N> {
+impl<N: NodeSource> Items for TreeView<'_, N> {
     fn at(&self, key: Key) -> Result<Option<&[u8]>, TreeError> {
-        let Found { path, found, .. } = self.tree.descend(self.nodes, key)?;
-        if found { Ok(item(self.nodes, last(&path))?.map(|(_, data)| data)) } else { Ok(None) }
+        self.tree.find(self.nodes, key)
     }
 
     fn first(&self, range: RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError> {
-        let found = self.tree.descend(self.nodes, *range.start())?;
-        // The next leaf need not be in memory if it begins behind the range.
-        if item(self.nodes, last(&found.path))?.is_none() && found.before.is_none_or(|before| before > *range.end()) {
-            return Ok(None);
-        }
-        Ok(self.item_from(found)?.filter(|(key, _)| range.contains(key)))
+        self.tree.first_of(self.nodes, range)
     }
 
     fn last(&self, range: RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError> {
-        let Found { path, found, .. } = self.tree.descend(self.nodes, *range.end())?;
-        let Step { bytenr, slot } = last(&path);
-        // In front of the first item of a leaf there is none: the pointer to the leaf is its first key.
-        let slot = if found { Some(slot) } else { slot.checked_sub(1) };
-        let last = slot.map(|slot| item(self.nodes, Step { bytenr, slot })).transpose()?.flatten();
-        Ok(last.filter(|(key, _)| range.contains(key)))
+        self.tree.last_of(self.nodes, range)
     }
 }
 
-fn item<N: NodeMap>(nodes: &N, Step { bytenr, slot }: Step) -> Result<Option<(Key, &[u8])>, TreeError> {
+fn item<N: NodeSource>(nodes: &N, Step { bytenr, slot }: Step) -> Result<Option<(Key, &[u8])>, TreeError> {
     let leaf = read(nodes, bytenr)?;
     let Some(head) = leaf.items().get(slot) else { return Ok(None) };
     let data = leaf.data(head).ok_or(TreeError::Edit { bytenr, error: EditError::Slot { slot, count: 0 } })?;
@@ -601,15 +625,15 @@ fn decode(bytes: &[u8], bytenr: u64) -> Result<Node<'_>, TreeError> {
     Node::decode(bytes).map_err(|error| TreeError::Edit { bytenr, error: error.into() })
 }
 
-fn read<N: NodeMap>(nodes: &N, bytenr: u64) -> Result<Node<'_>, TreeError> {
+fn read<N: NodeSource>(nodes: &N, bytenr: u64) -> Result<Node<'_>, TreeError> {
     decode(nodes.get(bytenr).ok_or(TreeError::Gone(bytenr))?, bytenr)
 }
 
-fn count(nodes: &impl NodeMap, bytenr: u64) -> Result<usize, TreeError> {
+fn count(nodes: &impl NodeSource, bytenr: u64) -> Result<usize, TreeError> {
     Ok(read(nodes, bytenr)?.header().nritems.get() as usize)
 }
 
-fn pointer(nodes: &impl NodeMap, Step { bytenr, slot }: Step) -> Result<KeyPointer, TreeError> {
+fn pointer(nodes: &impl NodeSource, Step { bytenr, slot }: Step) -> Result<KeyPointer, TreeError> {
     let node = read(nodes, bytenr)?;
     let count = node.pointers().len();
     node.pointers().get(slot).copied().ok_or(TreeError::Edit { bytenr, error: EditError::Slot { slot, count } })

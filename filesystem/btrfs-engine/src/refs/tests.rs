@@ -119,7 +119,7 @@ impl Proof {
         let fate = head.run(bytenr, &mut self.tree, NODE_BYTES).unwrap();
         match self.extents.get_mut(&bytenr) {
             Some(extent) => {
-                assert_eq!(fate, Fate::Lives);
+                assert!(matches!(fate, Fate::Lives(_)));
                 extent.is_fresh = false;
                 self.done[2] += 1;
             }
@@ -222,7 +222,8 @@ fn an_extent_whose_only_reference_changes_never_goes() {
     delayed.drop(bytenr, of_tree(256), 1).unwrap();
     delayed.add(bytenr, of_tree(300), 1).unwrap();
     assert_eq!(delayed.net(bytenr), 0);
-    assert_eq!(delayed.take(bytenr).unwrap().run(bytenr, &mut tree, NODE_BYTES), Ok(Fate::Lives));
+    let fate = delayed.take(bytenr).unwrap().run(bytenr, &mut tree, NODE_BYTES);
+    assert!(matches!(fate, Ok(Fate::Lives(_))));
     delayed.drop(bytenr, of_tree(300), 1).unwrap();
     let free = Fate::Free { key: node(bytenr, 1).key, flags: ExtentFlags::TREE_BLOCK };
     assert_eq!(delayed.take(bytenr).unwrap().run(bytenr, &mut tree, NODE_BYTES), Ok(free));
@@ -264,7 +265,7 @@ fn references_that_contradict_the_tree_are_errors() {
     let file = ExtentRef::Data { root: 5, objectid: 257, offset: 0 };
     delayed.insert(data(bytenr)).unwrap();
     delayed.add(bytenr, file, 2).unwrap();
-    assert_eq!(run(&mut delayed), Ok(Fate::Lives));
+    assert!(matches!(run(&mut delayed), Ok(Fate::Lives(_))));
     delayed.insert(data(bytenr)).unwrap();
     delayed.add(bytenr, file, 2).unwrap();
     assert_eq!(run(&mut delayed), Err(RefsError::Exists(bytenr)));

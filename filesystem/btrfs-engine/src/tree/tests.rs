@@ -30,12 +30,14 @@ struct Nodes {
     changes: usize,
 }
 
-impl NodeMap for Nodes {
-    type Bytes = Vec<u8>;
-
+impl NodeSource for Nodes {
     fn get(&self, bytenr: u64) -> Option<&[u8]> {
         self.memory.get(&bytenr).map(|bytes| &bytes[..])
     }
+}
+
+impl NodeMap for Nodes {
+    type Bytes = Vec<u8>;
 
     fn is_dirty(&self, bytenr: u64) -> bool {
         self.dirty.contains(&bytenr)

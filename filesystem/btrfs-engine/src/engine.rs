@@ -1,0 +1,361 @@
+//! A filesystem that is open for writing: runs changes on the open transaction, and commits it.
+//!
+//! All of it belongs to one core. A change is a function of the open transaction that does not wait
+//! ([`Engine::change`]); nodes that it lacks are read, and it is called again.
+//!
+//! Invariants:
+//! - The trees of the last durable transaction stay whole until the next one is durable: their space is pinned, and the
+//!   superblock is written last, when all nodes and data are durable.
+//! - Opening commits an empty transaction whose number is 3 above the last durable one, before anything else is written.
+//!   A transaction that was lost in a crash may have had the next two numbers, and left nodes and data with them. So no
+//!   number is used twice, and nothing of a lost transaction can be taken for a part of a later one.
+//! - After a failure from which the transaction cannot recover ([`EngineError::Stopped`]) nothing is written any more.
+//!   What was durable stays so.
+//! - A device on which a write failed gets no superblock any more, so that it stays behind the others, and what it missed
+//!   is not taken for current.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::rc::Rc;
+
+use futures_util::lock::Mutex;
+use futures_util::stream::{self, StreamExt};
+use sealblock_btrfs::replicas::Storage;
+use sealblock_btrfs::{BadCopy, CopyFault, Filesystem, FsError};
+use sealblock_btrfs_format::checker::{Expected, check_node};
+use sealblock_btrfs_format::items::device::DevItem;
+use sealblock_btrfs_format::items::root::RootNode;
+use sealblock_btrfs_format::key::objectid;
+use sealblock_btrfs_format::node::{Header, flags};
+use sealblock_btrfs_format::refusal::Refusal;
+use sealblock_btrfs_format::superblock::{Geometry, Superblock};
+use sealblock_btrfs_format::superblock_edit::{Commit, TreeRoots};
+use sealblock_runtime_memory::Slice;
+use zerocopy::FromBytes;
+
+use crate::gate::Gate;
+use crate::open;
+use crate::transaction::{ChangeError, Transaction};
+
+/// The number of nodes that are written at once.
+const NODES_IN_FLIGHT: usize = 64;
+/// The maximum number of damaged copies that are remembered.
+const MAX_BAD_COPIES: usize = 10_000;
+
+/// Why the filesystem cannot be changed or committed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A change was refused, and nothing was changed.
+    #[error(transparent)]
+    Change(ChangeError),
+    /// Something cannot be read.
+    #[error(transparent)]
+    Read(#[from] FsError),
+    /// Nothing can be written any more. The filesystem is as the last commit left it.
+    #[error("nothing is written any more: {0}")]
+    Stopped(Rc<str>),
+}
+
+/// Options for opening.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// The memory for nodes that were read, in bytes.
+    pub cache_bytes: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions { cache_bytes: sealblock_btrfs::nodes::DEFAULT_CACHE_BYTES }
+    }
+}
+
+/// A filesystem that is open for writing.
+pub struct Engine {
+    storage: RefCell<Storage>,
+    transaction: RefCell<Transaction>,
+    superblock: RefCell<Superblock>,
+    /// The items of the devices, for their superblocks.
+    devices: RefCell<Vec<DevItem>>,
+    /// Devices on which a write failed.
+    failed: RefCell<BTreeSet<u64>>,
+    gate: Gate,
+    committing: Mutex<()>,
+    durable: Cell<u64>,
+    stopped: RefCell<Option<Rc<str>>>,
+    bad_copies: RefCell<Vec<BadCopy>>,
+}
+
+impl Engine {
+    /// Opens a filesystem for writing, and commits the first transaction.
+    ///
+    /// # Errors
+    /// If it has a property with which it is not written, or cannot be read or written.
+    pub async fn open(filesystem: &Filesystem, options: EngineOptions) -> Result<Engine, EngineError> {
+        let opened = open::check(filesystem).await?;
+        let storage = filesystem.storage().clone();
+        let superblock = *filesystem.superblock();
+        let durable = superblock.generation.get();
+        let generation = durable
+            .checked_add(3)
+            .ok_or_else(|| FsError::NotWritable(format!("its transaction {durable} is the last that there can be")))?;
+        let mut transaction =
+            Transaction::new(&superblock, *storage.geometry(), generation, opened.chunk_tree_uuid, options.cache_bytes);
+        opened.add_groups(&mut transaction, &storage);
+        let engine = Engine {
+            storage: RefCell::new(storage),
+            transaction: RefCell::new(transaction),
+            superblock: RefCell::new(superblock),
+            devices: RefCell::new(opened.devices),
+            failed: RefCell::default(),
+            gate: Gate::default(),
+            committing: Mutex::new(()),
+            durable: Cell::new(durable),
+            stopped: RefCell::default(),
+            bad_copies: RefCell::default(),
+        };
+        for id in opened.trees {
+            engine.change(|transaction| transaction.open_tree(id)).await?;
+        }
+        engine.commit().await?;
+        Ok(engine)
+    }
+
+    /// The last durable transaction.
+    pub fn durable_generation(&self) -> u64 {
+        self.durable.get()
+    }
+
+    /// The superblock of the last commit.
+    pub fn superblock(&self) -> Superblock {
+        *self.superblock.borrow()
+    }
+
+    /// Damaged copies of nodes that were read since the last call, whose other copies were good.
+    pub fn take_bad_copies(&self) -> Vec<BadCopy> {
+        self.bad_copies.take()
+    }
+
+    /// Reads or changes the open transaction. `change` is called until it lacks no node; only the last call may change
+    /// anything.
+    ///
+    /// # Errors
+    /// That of the change, or if a node cannot be read. If the change failed after it began to change something, nothing
+    /// is written any more.
+    pub async fn change<T>(
+        &self,
+        change: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
+    ) -> Result<T, EngineError> {
+        self.run(change, true).await
+    }
+
+    async fn run<T>(
+        &self,
+        mut change: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
+        waits_at_gate: bool,
+    ) -> Result<T, EngineError> {
+        let mut pins = Pins { engine: self, bytenrs: Vec::new() };
+        loop {
+            if waits_at_gate {
+                self.gate.passed().await;
+            }
+            self.check_stopped()?;
+            let expected = match self.attempt(&mut change)? {
+                Ok(done) => return Ok(done),
+                Err(expected) => expected,
+            };
+            let bytes = self.read_node(&expected).await?;
+            self.transaction.borrow_mut().nodes.pin(expected.bytenr, bytes);
+            pins.bytenrs.push(expected.bytenr);
+        }
+    }
+
+    /// Calls a change once. Returns the node that it lacks as `Ok(Err(node))`.
+    fn attempt<T>(
+        &self,
+        change: &mut impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
+    ) -> Result<Result<T, Expected>, EngineError> {
+        let transaction = &mut *self.transaction.borrow_mut();
+        let before = transaction.changes();
+        match change(transaction) {
+            Ok(done) => Ok(Ok(done)),
+            Err(error) if transaction.changes() != before => {
+                Err(self.stop(format!("a change failed half-way: {error}")))
+            }
+            Err(ChangeError::Need(expected)) => Ok(Err(expected)),
+            Err(error) => Err(EngineError::Change(error)),
+        }
+    }
+
+    async fn read_node(&self, expected: &Expected) -> Result<Slice, EngineError> {
+        let (storage, geometry) = (self.storage.borrow().clone(), *self.transaction.borrow().geometry());
+        let check = |bytes: &[u8]| check_node(bytes, &geometry, expected).map(drop).map_err(CopyFault::Node);
+        let read = storage.read_whole(expected.bytenr, geometry.node_bytes.into(), check).await?;
+        let mut bad = self.bad_copies.borrow_mut();
+        let room = MAX_BAD_COPIES - bad.len().min(MAX_BAD_COPIES);
+        bad.extend(read.bad.into_iter().take(room));
+        Ok(read.data)
+    }
+
+    fn check_stopped(&self) -> Result<(), EngineError> {
+        match &*self.stopped.borrow() {
+            Some(why) => Err(EngineError::Stopped(why.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Nothing is written any more. The first reason counts.
+    fn stop(&self, why: String) -> EngineError {
+        let mut stopped = self.stopped.borrow_mut();
+        let why = stopped.get_or_insert_with(|| {
+            tracing::error!(%why, "the filesystem is not written any more");
+            why.into()
+        });
+        EngineError::Stopped(why.clone())
+    }
+
+    /// Makes all changes so far durable. Returns the number of the transaction.
+    ///
+    /// # Errors
+    /// If they cannot be written. Nothing is written any more then.
+    pub async fn commit(&self) -> Result<u64, EngineError> {
+        let _committing = self.committing.lock().await;
+        self.check_stopped()?;
+        let frozen = {
+            let _closed = self.gate.close();
+            match self.settle().await {
+                Ok(()) => {}
+                Err(error) => return Err(self.stop(format!("a transaction cannot be completed: {error}"))),
+            }
+            self.freeze()?
+        };
+        self.write(frozen).await
+    }
+
+    /// Brings the open transaction into the state that is committed.
+    async fn settle(&self) -> Result<(), EngineError> {
+        let copy_root = |transaction: &mut Transaction| {
+            transaction.touch_root(objectid::ROOT_TREE)?;
+            transaction.prepare_nodes(objectid::ROOT_TREE, 1)?;
+            transaction.edit(objectid::ROOT_TREE, |tree, editor| Ok(tree.copy_root(editor)?))
+        };
+        self.run(copy_root, false).await?;
+        while self.run(Transaction::settle, false).await? {}
+        Ok(())
+    }
+
+    /// Makes the nodes of the transaction unchangeable, and opens the next transaction.
+    fn freeze(&self) -> Result<Frozen, EngineError> {
+        let transaction = &mut *self.transaction.borrow_mut();
+        let (geometry, generation) = (*transaction.geometry(), transaction.generation());
+        let finish = |bytenr: u64, bytes: &mut [u8]| finish_node(bytenr, bytes, &geometry);
+        let nodes = transaction.nodes.freeze(finish);
+        let nodes = nodes.map_err(|refusal| self.stop(format!("a node that breaks a rule was made: {refusal}")))?;
+        let mut superblock = *self.superblock.borrow();
+        let none = RootNode { bytenr: 0, level: 0, generation: 0 };
+        let root = |id| transaction.root(id).unwrap_or(none);
+        superblock.set_commit(&Commit {
+            generation,
+            roots: TreeRoots {
+                tree: root(objectid::ROOT_TREE),
+                chunk: root(objectid::CHUNK_TREE),
+                extent: root(objectid::EXTENT_TREE),
+                fs: root(objectid::FS_TREE),
+                dev: root(objectid::DEV_TREE),
+                csum: root(objectid::CSUM_TREE),
+            },
+            total_bytes: superblock.total_bytes.get(),
+            bytes_used: transaction.space.used_bytes(),
+            num_devices: superblock.num_devices.get(),
+        });
+        let pinned = transaction.space.take_pinned();
+        transaction.open_next();
+        let (storage, devices) = (self.storage.borrow().clone(), self.devices.borrow().clone());
+        Ok(Frozen { nodes, superblock, pinned, storage, devices })
+    }
+
+    /// Writes a frozen transaction, and makes it durable.
+    async fn write(&self, frozen: Frozen) -> Result<u64, EngineError> {
+        let Frozen { nodes, superblock, pinned, storage, devices } = frozen;
+        let storage = &storage;
+        let writes = nodes.iter().map(|(bytenr, bytes)| async move {
+            let failed = storage.write(*bytenr, bytes).await?;
+            let copies = storage.map.locate(*bytenr, 1)?.copies.len();
+            Ok::<_, FsError>((failed, copies))
+        });
+        let mut writes = stream::iter(writes).buffer_unordered(NODES_IN_FLIGHT);
+        while let Some(written) = writes.next().await {
+            let (failed, copies) = written.map_err(|error| self.stop(format!("a node cannot be written: {error}")))?;
+            if let Some(bad) = failed.first().filter(|_| failed.len() >= copies) {
+                return Err(self.stop(format!("no copy of a node can be written: {bad}")));
+            }
+            failed.iter().for_each(|bad| self.device_failed(bad.place.devid, &bad.fault));
+        }
+        drop(writes);
+        if let Some((devid, fault)) = storage.devices.flush(&self.sound(&devices)).await.into_iter().next() {
+            return Err(self.stop(format!("what was written to device {devid} may not be durable: {fault}")));
+        }
+        let sound = self.sound(&devices);
+        let items: Vec<DevItem> = devices.into_iter().filter(|item| sound.contains(&item.devid.get())).collect();
+        let failed = storage.devices.write_supers(&superblock, &items).await;
+        failed.iter().for_each(|(devid, fault)| self.device_failed(*devid, fault));
+        if failed.len() >= items.len() {
+            return Err(self.stop("no superblock can be written".into()));
+        }
+        let generation = superblock.generation.get();
+        *self.superblock.borrow_mut() = superblock;
+        self.durable.set(generation);
+        let transaction = &mut *self.transaction.borrow_mut();
+        transaction.nodes.thaw();
+        transaction.space.unpin(pinned).map_err(|error| self.stop(error.to_string()))?;
+        Ok(generation)
+    }
+
+    /// The devices on which no write failed.
+    fn sound(&self, devices: &[DevItem]) -> Vec<u64> {
+        let failed = self.failed.borrow();
+        devices.iter().map(|item| item.devid.get()).filter(|devid| !failed.contains(devid)).collect()
+    }
+
+    fn device_failed(&self, devid: u64, fault: &CopyFault) {
+        if self.failed.borrow_mut().insert(devid) {
+            tracing::error!(devid, %fault, "a device cannot be written, and is left behind");
+        }
+    }
+}
+
+/// A transaction that is being written.
+struct Frozen {
+    nodes: Vec<(u64, Slice)>,
+    superblock: Superblock,
+    /// What becomes free when it is durable.
+    pinned: Vec<Range<u64>>,
+    storage: Storage,
+    devices: Vec<DevItem>,
+}
+
+/// The nodes that a change holds in memory.
+struct Pins<'a> {
+    engine: &'a Engine,
+    bytenrs: Vec<u64>,
+}
+
+impl Drop for Pins<'_> {
+    fn drop(&mut self) {
+        self.engine.transaction.borrow_mut().nodes.unpin(&self.bytenrs);
+    }
+}
+
+/// Completes a node, and checks it as it will be checked when it is read.
+fn finish_node(bytenr: u64, bytes: &mut [u8], geometry: &Geometry) -> Result<(), Box<Refusal>> {
+    if let Ok((header, _)) = Header::mut_from_prefix(bytes) {
+        header.flags = (header.flags.get() | flags::WRITTEN).into();
+    }
+    geometry.checksum.seal(bytes);
+    let (owner, level) = match Header::ref_from_prefix(bytes) {
+        Ok((header, _)) => (header.owner.get(), header.level),
+        Err(_) => (0, 0),
+    };
+    let expected = Expected { bytenr, owner, level, generation: geometry.generation, first_key: None };
+    check_node(bytes, geometry, &expected).map(drop)
+}

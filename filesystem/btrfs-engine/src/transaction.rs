@@ -1,0 +1,401 @@
+//! The open transaction: the trees as they are now, the nodes that it made, its delayed references, and its space. All in
+//! memory, all owned by one core, changed by functions that never wait.
+//!
+//! Invariants:
+//! - Whatever changes is first looked at. A function that meets a node which is not in memory before it changed anything
+//!   returns [`ChangeError::Need`], and is called again from the start when the node is there.
+//! - [`Transaction::changes`] counts changes. If a function fails after it changed something, the transaction is neither
+//!   the old nor the new state, and must never be written.
+
+use std::collections::BTreeMap;
+
+use sealblock_btrfs_format::checker::Expected;
+use sealblock_btrfs_format::extent_refs::ExtentRef;
+use sealblock_btrfs_format::features::CompatRo;
+use sealblock_btrfs_format::item_changes::ItemChanges;
+use sealblock_btrfs_format::items::extent::ExtentFlags;
+use sealblock_btrfs_format::items::extent_buf::ExtentItemBuf;
+use sealblock_btrfs_format::items::root::{RootItemBuf, RootNode};
+use sealblock_btrfs_format::key::{ItemType, Key, objectid};
+use sealblock_btrfs_format::node::{Header, flags};
+use sealblock_btrfs_format::superblock::{Geometry, Superblock};
+use sealblock_runtime_memory::Buffer;
+use zerocopy::FromZeros;
+
+use crate::nodes::Nodes;
+use crate::refs::{DelayedRefs, NewExtent, RefsError};
+use crate::space::{Space, SpaceError, Use};
+use crate::tree::{NodeMap, NodeSource, Tree, TreeError, TreeView};
+use crate::view::Items;
+
+/// Why a change was not made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// A tree cannot be read or changed.
+    #[error(transparent)]
+    Tree(TreeError),
+    /// References cannot be counted.
+    #[error(transparent)]
+    Refs(RefsError),
+    /// Space cannot be allocated or freed.
+    #[error(transparent)]
+    Space(SpaceError),
+    /// A node is not in memory.
+    #[error("node {} is not in memory", .0.bytenr)]
+    Need(Expected),
+    /// There is no tree with this number.
+    #[error("there is no tree {0}")]
+    NoTree(u64),
+    /// An item cannot be read.
+    #[error("{0} is damaged")]
+    Item(Key),
+}
+
+impl From<TreeError> for ChangeError {
+    fn from(error: TreeError) -> ChangeError {
+        match error {
+            TreeError::Need(expected) => ChangeError::Need(expected),
+            error => ChangeError::Tree(error),
+        }
+    }
+}
+
+impl From<RefsError> for ChangeError {
+    fn from(error: RefsError) -> ChangeError {
+        match error {
+            RefsError::Tree(error) => error.into(),
+            error => ChangeError::Refs(error),
+        }
+    }
+}
+
+impl From<SpaceError> for ChangeError {
+    fn from(error: SpaceError) -> ChangeError {
+        match error {
+            SpaceError::Tree(error) => error.into(),
+            error => ChangeError::Space(error),
+        }
+    }
+}
+
+/// A tree that is open.
+#[derive(Clone, Debug)]
+struct OpenTree {
+    tree: Tree,
+    /// Its root item; `None` for the root tree and the chunk tree, whose roots the superblock has.
+    item: Option<(Key, RootItemBuf)>,
+    /// Bytes of its nodes.
+    bytes_used: u64,
+}
+
+/// The state of the filesystem in the open transaction.
+pub struct Transaction {
+    geometry: Geometry,
+    chunk_tree_uuid: [u8; 16],
+    trees: BTreeMap<u64, OpenTree>,
+    /// Its nodes.
+    pub nodes: Nodes,
+    /// Its space.
+    pub space: Space,
+    /// Its delayed references.
+    pub refs: DelayedRefs,
+    changes: u64,
+}
+
+impl Transaction {
+    /// The state of a filesystem as its superblock has it; the open transaction has this number. `chunk_tree_uuid` is
+    /// that of the header of its nodes.
+    pub fn new(
+        superblock: &Superblock,
+        mut geometry: Geometry,
+        generation: u64,
+        chunk_tree_uuid: [u8; 16],
+        cache_bytes: usize,
+    ) -> Transaction {
+        geometry.generation = generation;
+        let mut transaction = Transaction {
+            geometry,
+            chunk_tree_uuid,
+            trees: BTreeMap::new(),
+            nodes: Nodes::new(geometry.node_bytes, cache_bytes),
+            space: Space::new(geometry.node_bytes, geometry.sector_bytes),
+            refs: DelayedRefs::new(),
+            changes: 0,
+        };
+        let root = |bytenr: u64, level, generation| RootNode { bytenr, level, generation };
+        let tree = root(superblock.root.get(), superblock.root_level, superblock.generation.get());
+        let generation = superblock.chunk_root_generation.get();
+        let chunk = root(superblock.chunk_root.get(), superblock.chunk_root_level, generation);
+        transaction.add_tree(objectid::ROOT_TREE, tree, None, 0);
+        transaction.add_tree(objectid::CHUNK_TREE, chunk, None, 0);
+        transaction
+    }
+
+    /// The sizes and features of the filesystem; the generation is that of the open transaction.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The number of the open transaction.
+    pub fn generation(&self) -> u64 {
+        self.geometry.generation
+    }
+
+    /// The next transaction is open. Every dirty node was frozen.
+    pub fn open_next(&mut self) {
+        debug_assert!(self.nodes.dirty_count() == 0 && self.refs.is_empty());
+        self.geometry.generation += 1;
+    }
+
+    /// A number that grows with each change.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// The tree in which block groups have their items.
+    pub fn group_tree(&self) -> u64 {
+        let has_own = self.geometry.features.compat_ro.contains(CompatRo::BLOCK_GROUP_TREE);
+        if has_own { objectid::BLOCK_GROUP_TREE } else { objectid::EXTENT_TREE }
+    }
+
+    /// The root node of an open tree.
+    pub fn root(&self, id: u64) -> Option<RootNode> {
+        self.trees.get(&id).map(|open| open.tree.root)
+    }
+
+    fn add_tree(&mut self, id: u64, root: RootNode, item: Option<(Key, RootItemBuf)>, bytes_used: u64) {
+        let header = Header {
+            fsid: self.geometry.node_uuid,
+            flags: flags::MIXED_BACKREF.into(),
+            chunk_tree_uuid: self.chunk_tree_uuid,
+            owner: id.into(),
+            ..Header::new_zeroed()
+        };
+        let tree = Tree { root, header, node_bytes: self.geometry.node_bytes };
+        self.trees.insert(id, OpenTree { tree, item, bytes_used });
+    }
+
+    /// Opens a tree, if it is not open.
+    ///
+    /// # Errors
+    /// If there is none, or a node of the root tree is not in memory.
+    pub fn open_tree(&mut self, id: u64) -> Result<(), ChangeError> {
+        if self.trees.contains_key(&id) {
+            return Ok(());
+        }
+        let key = |offset| Key::new(id, ItemType::ROOT_ITEM, offset);
+        // A tree has one item; a snapshot's has the transaction that made it in its key.
+        let roots = self.view(objectid::ROOT_TREE)?;
+        let found = roots.last(key(0)..=key(u64::MAX))?;
+        let (key, data) = found.ok_or(ChangeError::NoTree(id))?;
+        let item = RootItemBuf::decode(data).map_err(|_| ChangeError::Item(key))?;
+        let (bytenr, generation) = (item.head.bytenr.get(), item.head.generation.get());
+        let (root, bytes_used) = (RootNode { bytenr, level: item.head.level, generation }, item.head.bytes_used.get());
+        self.add_tree(id, root, Some((key, item)), bytes_used);
+        Ok(())
+    }
+
+    /// The items of an open tree.
+    ///
+    /// # Errors
+    /// If it is not open.
+    pub fn view(&self, id: u64) -> Result<TreeView<'_, Nodes>, ChangeError> {
+        let open = self.trees.get(&id).ok_or(ChangeError::NoTree(id))?;
+        Ok(open.tree.view(&self.nodes))
+    }
+
+    /// Walks to a range of keys of an open tree, so that its items can be changed.
+    ///
+    /// # Errors
+    /// If a node is not in memory.
+    pub fn touch(&self, id: u64, range: std::ops::RangeInclusive<Key>) -> Result<(), ChangeError> {
+        let open = self.trees.get(&id).ok_or(ChangeError::NoTree(id))?;
+        Ok(open.tree.touch_range(&self.nodes, range)?)
+    }
+
+    /// Sees to it that the root node of an open tree is in memory.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub fn touch_root(&self, id: u64) -> Result<(), ChangeError> {
+        self.touch(id, Key::MIN..=Key::MIN)
+    }
+
+    /// Changes an open tree, all nodes of which that are needed are in memory.
+    ///
+    /// # Errors
+    /// That of the change.
+    pub fn edit<T, E: From<ChangeError>>(
+        &mut self,
+        id: u64,
+        change: impl FnOnce(&mut Tree, &mut Editor) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let generation = self.geometry.generation;
+        let open = self.trees.get(&id).ok_or(ChangeError::NoTree(id))?;
+        let (mut tree, bytes_used) = (open.tree, open.bytes_used);
+        tree.header.generation = generation.into();
+        let Transaction { nodes, space, refs, changes, .. } = self;
+        let mut editor = Editor { nodes, space, refs, owner: id, generation, bytes_used, changes };
+        let result = change(&mut tree, &mut editor);
+        let bytes_used = editor.bytes_used;
+        let open = self.trees.get_mut(&id).ok_or(ChangeError::NoTree(id))?;
+        (open.tree, open.bytes_used) = (tree, bytes_used);
+        result
+    }
+
+    /// Applies changes of items to an open tree: walks to all keys first, and sees to it that there is space.
+    ///
+    /// # Errors
+    /// If a node is not in memory, there is no space, or items contradict the changes.
+    pub fn apply(&mut self, id: u64, changes: &ItemChanges) -> Result<(), ChangeError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        changes.iter().try_for_each(|(key, _)| self.touch(id, key..=key))?;
+        self.prepare_nodes(id, changes.len() as u64)?;
+        self.edit(id, |tree, editor| Ok(tree.apply(editor, changes)?))
+    }
+
+    /// Sees to it that there is space for the nodes that this number of changes of a tree may need.
+    ///
+    /// # Errors
+    /// If there is none, or a node of the free space tree is not in memory.
+    pub fn prepare_nodes(&mut self, id: u64, changes: u64) -> Result<(), ChangeError> {
+        let height = u64::from(self.root(id).map_or(0, |root| root.level)) + 1;
+        // Each change may copy the path to its leaf, and split it.
+        let nodes = changes.saturating_mul(2 * height + 2);
+        self.prepare(use_of(id), nodes)
+    }
+
+    /// Sees to it that a number of nodes can be allocated.
+    ///
+    /// # Errors
+    /// If there is no space, or a node of the free space tree is not in memory.
+    pub fn prepare(&mut self, what: Use, nodes: u64) -> Result<(), ChangeError> {
+        let open = self.trees.get(&objectid::FREE_SPACE_TREE);
+        let tree = open.ok_or(ChangeError::NoTree(objectid::FREE_SPACE_TREE))?.tree;
+        Ok(self.space.prepare(what, nodes, &tree.view(&self.nodes))?)
+    }
+
+    /// Reads the free space of the group that has an address.
+    ///
+    /// # Errors
+    /// If a node of the free space tree is not in memory.
+    pub fn load_group(&mut self, at: u64) -> Result<(), ChangeError> {
+        let open = self.trees.get(&objectid::FREE_SPACE_TREE);
+        let tree = open.ok_or(ChangeError::NoTree(objectid::FREE_SPACE_TREE))?.tree;
+        Ok(self.space.load(at, &tree.view(&self.nodes))?)
+    }
+
+    /// The root items that do not have the root nodes of their trees: the keys, and the items as they must be.
+    pub fn changed_roots(&self) -> Vec<(u64, Key, RootItemBuf)> {
+        let changed = self.trees.iter().filter_map(|(id, open)| {
+            let (key, item) = open.item.as_ref()?;
+            let head = &item.head;
+            let RootNode { bytenr, level, generation } = open.tree.root;
+            let is_same = head.bytenr == bytenr
+                && head.level == level
+                && head.generation == generation
+                && head.bytes_used == open.bytes_used;
+            if is_same {
+                return None;
+            }
+            let mut new = item.clone();
+            new.set_root(open.tree.root, open.bytes_used, [0; 16]);
+            Some((*id, *key, new))
+        });
+        changed.collect()
+    }
+
+    /// The root item of an open tree was changed in the root tree.
+    pub fn set_root_item(&mut self, id: u64, key: Key, item: RootItemBuf) {
+        if let Some(open) = self.trees.get_mut(&id) {
+            open.item = Some((key, item));
+        }
+    }
+
+    /// The root item of an open tree.
+    pub fn root_item(&self, id: u64) -> Option<&RootItemBuf> {
+        self.trees.get(&id)?.item.as_ref().map(|(_, item)| item)
+    }
+}
+
+/// What space the nodes of a tree need.
+pub fn use_of(id: u64) -> Use {
+    if id == objectid::CHUNK_TREE { Use::System } else { Use::Metadata }
+}
+
+/// The nodes of one tree in the open transaction. What is allocated gets a reference, what is freed loses it.
+pub struct Editor<'a> {
+    nodes: &'a mut Nodes,
+    space: &'a mut Space,
+    refs: &'a mut DelayedRefs,
+    owner: u64,
+    generation: u64,
+    bytes_used: u64,
+    changes: &'a mut u64,
+}
+
+impl Editor<'_> {
+    /// Something else of the transaction changes.
+    pub fn count_change(&mut self) {
+        *self.changes += 1;
+    }
+
+    fn new_extent(&self, bytenr: u64, level: u8) -> NewExtent {
+        let key = Key::new(bytenr, ItemType::METADATA_ITEM, level.into());
+        NewExtent { key, item: ExtentItemBuf::new(self.generation, ExtentFlags::TREE_BLOCK, None) }
+    }
+}
+
+impl NodeSource for Editor<'_> {
+    fn get(&self, bytenr: u64) -> Option<&[u8]> {
+        self.nodes.get(bytenr)
+    }
+}
+
+impl NodeMap for Editor<'_> {
+    type Bytes = Buffer;
+
+    fn get_mut(&mut self, bytenr: u64) -> Option<&mut [u8]> {
+        *self.changes += 1;
+        self.nodes.get_mut(bytenr)
+    }
+
+    fn is_dirty(&self, bytenr: u64) -> bool {
+        self.nodes.is_dirty(bytenr)
+    }
+
+    fn allocate(&mut self, level: u8) -> Result<(u64, Buffer), TreeError> {
+        *self.changes += 1;
+        let bytenr = self.space.allocate_node(use_of(self.owner)).ok_or(TreeError::NoSpace)?;
+        let refs = TreeError::Refs(bytenr);
+        self.refs.insert(self.new_extent(bytenr, level)).map_err(|_| refs)?;
+        self.refs.add(bytenr, ExtentRef::TreeBlock { root: self.owner }, 1).map_err(|_| refs)?;
+        self.bytes_used = self.bytes_used.saturating_add(self.nodes.node_bytes().into());
+        Ok((bytenr, Buffer::zeroed(self.nodes.node_bytes() as usize)))
+    }
+
+    fn take(&mut self, bytenr: u64) -> Option<Buffer> {
+        *self.changes += 1;
+        self.nodes.take(bytenr)
+    }
+
+    fn put(&mut self, bytenr: u64, bytes: Buffer) {
+        self.nodes.put(bytenr, bytes);
+    }
+
+    fn free(&mut self, bytenr: u64) -> Result<(), TreeError> {
+        *self.changes += 1;
+        let node_bytes = u64::from(self.nodes.node_bytes());
+        let refs = TreeError::Refs(bytenr);
+        self.refs.drop(bytenr, ExtentRef::TreeBlock { root: self.owner }, 1).map_err(|_| refs)?;
+        self.nodes.forget(bytenr);
+        self.bytes_used = self.bytes_used.saturating_sub(node_bytes);
+        // Nothing was written to a node whose references were never written: it has been dirty all its life.
+        if self.refs.cancel(bytenr) {
+            self.space.give_back(bytenr..bytenr + node_bytes).map_err(|_| refs)?;
+        }
+        Ok(())
+    }
+}

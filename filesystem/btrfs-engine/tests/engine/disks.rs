@@ -1,0 +1,108 @@
+//! Devices in memory with the content of images, and the programs that judge what was written to them.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use futures_executor::block_on;
+use sealblock_block::{Device, Durability, DynDevice, Expectations, Request, Response};
+use sealblock_btrfs::check::{CheckOptions, check};
+use sealblock_btrfs::verify::Unwatched;
+use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
+use sealblock_integrity::{Tags, Unsealed};
+use sealblock_media_memory::MemoryDevice;
+use sealblock_proofs_btrfs_images::programs::{Loops, mkfs, run};
+use sealblock_proofs_btrfs_images::{has_mounts, skip};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Extent};
+
+const BLOCK: u64 = 4096;
+const PIECE: u64 = 1 << 20;
+
+/// Images, and devices in memory with the same content.
+pub struct Disks {
+    _folder: tempfile::TempDir,
+    pub images: Vec<PathBuf>,
+    memory: Vec<Rc<MemoryDevice>>,
+}
+
+impl Disks {
+    /// New filesystems of this size for each device. Prints what is missing if they cannot be made.
+    pub fn make(devices: usize, mebibytes: u64, options: &[&str]) -> Option<Disks> {
+        has_mounts().map_err(|why| skip(&why)).ok()?;
+        let folder = tempfile::tempdir().unwrap();
+        let images: Vec<PathBuf> = (0..devices).map(|index| folder.path().join(format!("image{index}"))).collect();
+        mkfs(&images, mebibytes, options).map_err(|why| skip(&why)).ok()?;
+        let memory =
+            images.iter().map(|_| Rc::new(MemoryDevice::new(BlockSize::B4096, (mebibytes << 20) / BLOCK, None)));
+        let disks = Disks { memory: memory.collect(), images, _folder: folder };
+        disks.load();
+        Some(disks)
+    }
+
+    /// Takes over what the images have.
+    pub fn load(&self) {
+        for (path, memory) in self.images.iter().zip(&self.memory) {
+            let (file, mut piece) = (File::open(path).unwrap(), vec![0; PIECE as usize]);
+            for at in (0..file.metadata().unwrap().len()).step_by(piece.len()) {
+                file.read_exact_at(&mut piece, at).unwrap();
+                let extent = Extent::from_raw(at / BLOCK, PIECE / BLOCK).unwrap();
+                let request = match piece.iter().any(|byte| *byte != 0) {
+                    true => {
+                        let data = Unsealed::new(Slice::copy_from(&piece), BlockSize::B4096, None, Tags::default());
+                        Request::write(extent, data, Durability::Volatile)
+                    }
+                    false => Request::write_zeroes(extent, true, Durability::Volatile),
+                };
+                block_on(Device::execute(memory, request)).unwrap();
+            }
+        }
+    }
+
+    /// Gives the images what the devices have.
+    pub fn save(&self) {
+        for (path, memory) in self.images.iter().zip(&self.memory) {
+            let file = File::options().write(true).open(path).unwrap();
+            let bytes = file.metadata().unwrap().len();
+            file.set_len(0).unwrap();
+            file.set_len(bytes).unwrap();
+            for at in (0..bytes).step_by(PIECE as usize) {
+                let extent = Extent::from_raw(at / BLOCK, PIECE / BLOCK).unwrap();
+                let read = block_on(Device::execute(memory, Request::read(extent, Expectations::NONE)));
+                let Ok(Response::Data(data)) = read else { panic!("memory can be read") };
+                let data = data.joined_data();
+                if data.iter().any(|byte| *byte != 0) {
+                    file.write_all_at(&data, at).unwrap();
+                }
+            }
+        }
+    }
+
+    pub fn open(&self) -> Filesystem {
+        let candidate = |(index, memory): (usize, &Rc<MemoryDevice>)| {
+            let name = format!("memory {index}");
+            Candidate { device: DynDevice::new(name.clone(), Rc::clone(memory)), name }
+        };
+        let candidates = self.memory.iter().enumerate().map(candidate).collect();
+        block_on(Filesystem::open(candidates, OpenOptions::default())).unwrap()
+    }
+
+    /// Our own check finds nothing.
+    pub fn assert_consistent(&self) {
+        let report = block_on(check(&self.open(), CheckOptions::default(), &Unwatched));
+        let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+        assert!(report.finding_count == 0 && report.not_checked.is_empty(), "{findings:#?} {:?}", report.not_checked);
+    }
+
+    /// `btrfs check` finds nothing, in both modes.
+    pub fn assert_checked_by_program(&self) {
+        self.save();
+        let loops = Loops::attach(&self.images, true).unwrap();
+        for mode in ["original", "lowmem"] {
+            let checked =
+                run("btrfs", ["check", "--readonly", "--check-data-csum", "--mode", mode, &loops.devices()[0]]);
+            assert!(checked.is_ok(), "{mode}: {}", checked.unwrap_err());
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The engine on filesystems that `mkfs.btrfs` and the kernel made. What it commits is checked by our own check, by
+//! `btrfs check`, and by the kernel, which mounts and scrubs it.
+//!
+//! Needs root, loop devices, `btrfs-progs` and the filesystem. Without these a test prints what is missing and is
+//! skipped.
+
+mod commits;
+mod disks;
