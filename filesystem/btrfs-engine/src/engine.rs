@@ -21,6 +21,7 @@ use std::rc::Rc;
 
 use futures_util::lock::Mutex;
 use futures_util::stream::{self, StreamExt};
+use sealblock_btrfs::devices::DeviceSet;
 use sealblock_btrfs::replicas::Storage;
 use sealblock_btrfs::{BadCopy, CopyFault, Filesystem, FsError};
 use sealblock_btrfs_format::checker::{Expected, check_node};
@@ -34,8 +35,10 @@ use sealblock_btrfs_format::superblock_edit::{Commit, TreeRoots};
 use sealblock_runtime_memory::Slice;
 use zerocopy::FromBytes;
 
+use crate::chunks::Chunks;
 use crate::gate::Gate;
 use crate::open;
+use crate::space::{SpaceError, Use};
 use crate::transaction::{ChangeError, Transaction};
 
 /// The number of nodes that are written at once.
@@ -72,11 +75,8 @@ impl Default for EngineOptions {
 
 /// A filesystem that is open for writing.
 pub struct Engine {
-    storage: RefCell<Storage>,
+    devices: Rc<DeviceSet>,
     transaction: RefCell<Transaction>,
-    superblock: RefCell<Superblock>,
-    /// The items of the devices, for their superblocks.
-    devices: RefCell<Vec<DevItem>>,
     /// Devices on which a write failed.
     failed: RefCell<BTreeSet<u64>>,
     gate: Gate,
@@ -99,14 +99,14 @@ impl Engine {
         let generation = durable
             .checked_add(3)
             .ok_or_else(|| FsError::NotWritable(format!("its transaction {durable} is the last that there can be")))?;
-        let mut transaction =
-            Transaction::new(&superblock, *storage.geometry(), generation, opened.chunk_tree_uuid, options.cache_bytes);
+        let geometry = Geometry { generation, ..*storage.geometry() };
+        let uuid = opened.chunk_tree_uuid;
+        let chunks = Chunks::new(Rc::clone(&storage.map), &opened.devices, uuid, geometry.sector_bytes);
+        let mut transaction = Transaction::new(&superblock, geometry, chunks, uuid, options.cache_bytes);
         opened.add_groups(&mut transaction, &storage);
         let engine = Engine {
-            storage: RefCell::new(storage),
+            devices: Rc::clone(&storage.devices),
             transaction: RefCell::new(transaction),
-            superblock: RefCell::new(superblock),
-            devices: RefCell::new(opened.devices),
             failed: RefCell::default(),
             gate: Gate::default(),
             committing: Mutex::new(()),
@@ -126,9 +126,10 @@ impl Engine {
         self.durable.get()
     }
 
-    /// The superblock of the last commit.
-    pub fn superblock(&self) -> Superblock {
-        *self.superblock.borrow()
+    /// The devices, and the places of logical addresses now.
+    fn storage(&self) -> Storage {
+        let map = Rc::clone(self.transaction.borrow().chunks.map());
+        Storage { devices: Rc::clone(&self.devices), map }
     }
 
     /// Damaged copies of nodes that were read since the last call, whose other copies were good.
@@ -136,17 +137,48 @@ impl Engine {
         self.bad_copies.take()
     }
 
-    /// Reads or changes the open transaction. `change` is called until it lacks no node; only the last call may change
-    /// anything.
+    /// Reads or changes the open transaction. `change` is called until it lacks no node and there is space for it; only
+    /// the last call may change anything. If there is no space, a chunk is made for it; if the devices have no room, the
+    /// transaction is committed, after which what it freed is free; and if that does not help, the change is refused.
     ///
     /// # Errors
     /// That of the change, or if a node cannot be read. If the change failed after it began to change something, nothing
     /// is written any more.
     pub async fn change<T>(
         &self,
-        change: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
+        mut change: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
     ) -> Result<T, EngineError> {
-        self.run(change, true).await
+        let mut is_committed = false;
+        loop {
+            let error = match self.run(&mut change, true).await {
+                Err(EngineError::Change(ChangeError::Space(SpaceError::Full(what)))) => what,
+                result => return result,
+            };
+            if self.grow(error, true).await? {
+                continue;
+            }
+            if is_committed {
+                return Err(EngineError::Change(ChangeError::Space(SpaceError::Full(error))));
+            }
+            self.commit().await?;
+            is_committed = true;
+        }
+    }
+
+    /// Makes a chunk for this use, and before it one for another use that it needs. Returns false if there is no room.
+    async fn grow(&self, what: Use, waits_at_gate: bool) -> Result<bool, EngineError> {
+        let mut wanted = vec![what];
+        while let Some(what) = wanted.last().copied() {
+            match self.run(|transaction| transaction.allocate_chunk(what), waits_at_gate).await {
+                Ok(()) => drop(wanted.pop()),
+                Err(EngineError::Change(ChangeError::Space(SpaceError::Full(other)))) if !wanted.contains(&other) => {
+                    wanted.push(other);
+                }
+                Err(EngineError::Change(ChangeError::Space(SpaceError::Full(_)))) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
     }
 
     async fn run<T>(
@@ -188,7 +220,7 @@ impl Engine {
     }
 
     async fn read_node(&self, expected: &Expected) -> Result<Slice, EngineError> {
-        let (storage, geometry) = (self.storage.borrow().clone(), *self.transaction.borrow().geometry());
+        let (storage, geometry) = (self.storage(), *self.transaction.borrow().geometry());
         let check = |bytes: &[u8]| check_node(bytes, &geometry, expected).map(drop).map_err(CopyFault::Node);
         let read = storage.read_whole(expected.bytenr, geometry.node_bytes.into(), check).await?;
         let mut bad = self.bad_copies.borrow_mut();
@@ -234,14 +266,29 @@ impl Engine {
 
     /// Brings the open transaction into the state that is committed.
     async fn settle(&self) -> Result<(), EngineError> {
-        let copy_root = |transaction: &mut Transaction| {
+        while self.step(|transaction| transaction.remove_empty_chunk()).await? {}
+        self.step(|transaction| {
             transaction.touch_root(objectid::ROOT_TREE)?;
             transaction.prepare_nodes(objectid::ROOT_TREE, 1)?;
-            transaction.edit(objectid::ROOT_TREE, |tree, editor| Ok(tree.copy_root(editor)?))
-        };
-        self.run(copy_root, false).await?;
-        while self.run(Transaction::settle, false).await? {}
+            transaction.edit(objectid::ROOT_TREE, |tree, editor| Ok::<_, ChangeError>(tree.copy_root(editor)?))
+        })
+        .await?;
+        while self.step(Transaction::settle).await? {}
         Ok(())
+    }
+
+    /// One step of that, before which a chunk is made if there is no space for it.
+    async fn step<T>(
+        &self,
+        mut step: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
+    ) -> Result<T, EngineError> {
+        loop {
+            match self.run(&mut step, false).await {
+                Err(EngineError::Change(ChangeError::Space(SpaceError::Full(what))))
+                    if self.grow(what, false).await? => {}
+                result => return result,
+            }
+        }
     }
 
     /// Makes the nodes of the transaction unchangeable, and opens the next transaction.
@@ -251,7 +298,7 @@ impl Engine {
         let finish = |bytenr: u64, bytes: &mut [u8]| finish_node(bytenr, bytes, &geometry);
         let nodes = transaction.nodes.freeze(finish);
         let nodes = nodes.map_err(|refusal| self.stop(format!("a node that breaks a rule was made: {refusal}")))?;
-        let mut superblock = *self.superblock.borrow();
+        let mut superblock = transaction.superblock;
         let none = RootNode { bytenr: 0, level: 0, generation: 0 };
         let root = |id| transaction.root(id).unwrap_or(none);
         superblock.set_commit(&Commit {
@@ -268,15 +315,17 @@ impl Engine {
             bytes_used: transaction.space.used_bytes(),
             num_devices: superblock.num_devices.get(),
         });
-        let pinned = transaction.space.take_pinned();
+        transaction.superblock = superblock;
+        let (pinned, removed) = (transaction.space.take_pinned(), transaction.chunks.take_removed());
         transaction.open_next();
-        let (storage, devices) = (self.storage.borrow().clone(), self.devices.borrow().clone());
-        Ok(Frozen { nodes, superblock, pinned, storage, devices })
+        let devices = transaction.chunks.devices().copied().collect();
+        let storage = Storage { devices: Rc::clone(&self.devices), map: Rc::clone(transaction.chunks.map()) };
+        Ok(Frozen { nodes, superblock, pinned, removed, storage, devices })
     }
 
     /// Writes a frozen transaction, and makes it durable.
     async fn write(&self, frozen: Frozen) -> Result<u64, EngineError> {
-        let Frozen { nodes, superblock, pinned, storage, devices } = frozen;
+        let Frozen { nodes, superblock, pinned, removed, storage, devices } = frozen;
         let storage = &storage;
         let writes = nodes.iter().map(|(bytenr, bytes)| async move {
             let failed = storage.write(*bytenr, bytes).await?;
@@ -303,10 +352,10 @@ impl Engine {
             return Err(self.stop("no superblock can be written".into()));
         }
         let generation = superblock.generation.get();
-        *self.superblock.borrow_mut() = superblock;
         self.durable.set(generation);
         let transaction = &mut *self.transaction.borrow_mut();
         transaction.nodes.thaw();
+        transaction.chunks.settle_removed(&removed);
         transaction.space.unpin(pinned).map_err(|error| self.stop(error.to_string()))?;
         Ok(generation)
     }
@@ -330,6 +379,8 @@ struct Frozen {
     superblock: Superblock,
     /// What becomes free when it is durable.
     pinned: Vec<Range<u64>>,
+    /// The chunks that are gone when it is durable.
+    removed: Vec<u64>,
     storage: Storage,
     devices: Vec<DevItem>,
 }

@@ -42,8 +42,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod chunks;
 pub mod engine;
 mod gate;
+mod growth;
 pub mod nodes;
 mod open;
 pub mod refs;

@@ -21,12 +21,13 @@ use std::ops::{Range, RangeInclusive};
 use sealblock_btrfs_format::free_space::{FreeSpaceError, GroupFreeSpace};
 use sealblock_btrfs_format::item_changes::ItemChanges;
 use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, BlockGroupItem};
-use sealblock_btrfs_format::key::{ItemType, Key};
+use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use zerocopy::IntoBytes;
 
 use crate::tree::TreeError;
 use crate::view::Items;
-use runs::Runs;
+
+pub use runs::Runs;
 
 /// What space is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,6 +86,18 @@ struct Free {
     runs: Runs,
 }
 
+impl Free {
+    fn new(stored: GroupFreeSpace, superblocks: &[(u64, u64)]) -> Free {
+        let mut runs = Runs::default();
+        for run in stored.runs() {
+            let was_used = runs.insert(run);
+            debug_assert!(was_used, "the runs of a group do not overlap");
+        }
+        superblocks.iter().for_each(|(start, bytes)| runs.remove_free(*start..start + bytes));
+        Free { stored, runs }
+    }
+}
+
 /// All block groups.
 pub struct Space {
     groups: BTreeMap<u64, Group>,
@@ -106,6 +119,57 @@ impl Space {
         let chunk_objectid = item.chunk_objectid.get();
         let group = Group { bytes, flags, chunk_objectid, used, stored_used: used, superblocks, free: None };
         self.groups.insert(start, group);
+    }
+
+    /// Makes a block group for a new chunk. All of it is free. Returns the changes of the free space tree, and the item
+    /// of the group with its key.
+    ///
+    /// # Errors
+    /// If it is not made of sectors.
+    pub fn create_group(
+        &mut self,
+        start: u64,
+        bytes: u64,
+        flags: BlockGroupFlags,
+        superblocks: Vec<(u64, u64)>,
+    ) -> Result<(ItemChanges, Key, BlockGroupItem), SpaceError> {
+        let mut changes = ItemChanges::new();
+        let stored = GroupFreeSpace::create(start, bytes, self.sector_bytes, &mut changes)?;
+        let chunk_objectid = objectid::FIRST_CHUNK_TREE;
+        let item = BlockGroupItem { used: 0.into(), chunk_objectid: chunk_objectid.into(), flags: flags.bits().into() };
+        self.add_group(start, bytes, &item, superblocks);
+        let group = self.groups.get_mut(&start).expect("it was added");
+        group.free = Some(Free::new(stored, &group.superblocks));
+        Ok((changes, Key::new(start, ItemType::BLOCK_GROUP_ITEM, bytes), item))
+    }
+
+    /// A group goes in which nothing is used. Returns the changes of the free space tree.
+    pub fn delete_group(&mut self, start: u64) -> ItemChanges {
+        let mut changes = ItemChanges::new();
+        if let Some(free) = self.groups.remove(&start).and_then(|group| group.free) {
+            free.stored.delete(&mut changes);
+        }
+        changes
+    }
+
+    /// Use and profile of new chunks: those of the last group of this use.
+    pub fn flags_for(&self, what: Use) -> Option<BlockGroupFlags> {
+        self.groups.values().rev().map(|group| group.flags).find(|flags| is_for(*flags, what))
+    }
+
+    /// A group of data of which nothing is used or pinned, and that is not the last one of its kind: where it begins, its
+    /// bytes and flags. Only groups whose free space was read are looked at.
+    pub fn empty_group(&self) -> Option<(u64, u64, BlockGroupFlags)> {
+        let is_empty = |group: &Group| {
+            let lost: u64 = group.superblocks.iter().map(|(_, bytes)| bytes).sum();
+            group.used == 0 && group.free.as_ref().is_some_and(|free| free.runs.free_bytes() == group.bytes - lost)
+        };
+        let is_data = |group: &&Group| group.flags.intersection(BlockGroupFlags::TYPES) == BlockGroupFlags::DATA;
+        if self.groups.values().filter(is_data).count() < 2 {
+            return None;
+        }
+        let found = self.groups.iter().rev().find(|(_, group)| is_data(group) && is_empty(group));
+        found.map(|(start, group)| (*start, group.bytes, group.flags))
     }
 
     /// Bytes in use of all groups.
@@ -140,14 +204,8 @@ impl Space {
             next = item.and_then(|(key, _)| key.next());
         }
         let stored = GroupFreeSpace::load(self.sector_bytes, items)?;
-        let mut runs = Runs::default();
-        for run in stored.runs() {
-            let was_used = runs.insert(run);
-            debug_assert!(was_used, "the runs of a group do not overlap");
-        }
-        group.superblocks.iter().for_each(|(start, bytes)| runs.remove_free(*start..start + bytes));
-        let group = self.groups.get_mut(&start).expect("it was found");
-        group.free = Some(Free { stored, runs });
+        let free = Free::new(stored, &group.superblocks);
+        self.groups.get_mut(&start).expect("it was found").free = Some(free);
         Ok(())
     }
 
@@ -281,7 +339,8 @@ impl Space {
     }
 }
 
-fn keys_of(start: u64, bytes: u64) -> RangeInclusive<Key> {
+/// The keys of the free space of a group.
+pub fn keys_of(start: u64, bytes: u64) -> RangeInclusive<Key> {
     let last = start + (bytes - 1);
     Key::new(start, ItemType::FREE_SPACE_INFO, 0)..=Key::new(last, ItemType::FREE_SPACE_BITMAP, u64::MAX)
 }

@@ -22,6 +22,7 @@ use sealblock_btrfs_format::superblock::{Geometry, Superblock};
 use sealblock_runtime_memory::Buffer;
 use zerocopy::FromZeros;
 
+use crate::chunks::Chunks;
 use crate::nodes::Nodes;
 use crate::refs::{DelayedRefs, NewExtent, RefsError};
 use crate::space::{Space, SpaceError, Use};
@@ -99,6 +100,10 @@ pub struct Transaction {
     pub space: Space,
     /// Its delayed references.
     pub refs: DelayedRefs,
+    /// Its chunks.
+    pub chunks: Chunks,
+    /// The superblock of the last transaction, with the system chunks of the open one.
+    pub superblock: Superblock,
     changes: u64,
 }
 
@@ -107,12 +112,11 @@ impl Transaction {
     /// that of the header of its nodes.
     pub fn new(
         superblock: &Superblock,
-        mut geometry: Geometry,
-        generation: u64,
+        geometry: Geometry,
+        chunks: Chunks,
         chunk_tree_uuid: [u8; 16],
         cache_bytes: usize,
     ) -> Transaction {
-        geometry.generation = generation;
         let mut transaction = Transaction {
             geometry,
             chunk_tree_uuid,
@@ -120,6 +124,8 @@ impl Transaction {
             nodes: Nodes::new(geometry.node_bytes, cache_bytes),
             space: Space::new(geometry.node_bytes, geometry.sector_bytes),
             refs: DelayedRefs::new(),
+            chunks,
+            superblock: *superblock,
             changes: 0,
         };
         let root = |bytenr: u64, level, generation| RootNode { bytenr, level, generation };
@@ -145,6 +151,11 @@ impl Transaction {
     pub fn open_next(&mut self) {
         debug_assert!(self.nodes.dirty_count() == 0 && self.refs.is_empty());
         self.geometry.generation += 1;
+    }
+
+    /// Something changes that is not part of a tree.
+    pub fn count_change(&mut self) {
+        self.changes += 1;
     }
 
     /// A number that grows with each change.

@@ -4,7 +4,8 @@
 //! chunk into pieces of 64 KiB and arrange them in rows, one piece on each stripe or pair of stripes. A look-up returns
 //! one piece at most, so its result is contiguous on each device.
 //!
-//! The map only grows while the chunk tree is read; after that its users share an unchanging one.
+//! The map grows while the chunk tree is read. Readers share one that does not change; a writer that adds or removes a
+//! chunk makes a new one.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -123,6 +124,20 @@ impl ChunkMap {
         }
         self.chunks.insert(logical, mapped);
         Ok(())
+    }
+
+    /// Removes the chunk at a logical address, after which nothing there has a place. Returns false if there is none.
+    pub fn remove(&mut self, logical: u64) -> bool {
+        self.chunks.remove(&logical).is_some()
+    }
+
+    /// The stripes of the chunk at a logical address, in their order: where each begins, and its bytes.
+    pub fn stripes(&self, logical: u64) -> Vec<(Place, u64)> {
+        let Some(chunk) = self.chunks.get(&logical) else { return Vec::new() };
+        // A chunk that was added has stripes, and as many as its profile allows.
+        let data = chunk.profile.data_stripes(chunk.stripes.len() as u16).max(1);
+        let bytes = chunk.bytes.div_ceil(data.into()).next_multiple_of(STRIPE_BYTES);
+        chunk.stripes.iter().map(|place| (*place, bytes)).collect()
     }
 
     /// The places of the first of `bytes` bytes from a logical address on. The caller calls it again for the rest.

@@ -6,3 +6,4 @@
 
 mod commits;
 mod disks;
+mod items;
