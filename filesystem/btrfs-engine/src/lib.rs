@@ -43,12 +43,14 @@
 //! ```
 
 pub mod chunks;
+pub mod cow;
 pub mod engine;
 mod gate;
 mod growth;
 pub mod nodes;
 mod open;
 pub mod refs;
+pub mod reserve;
 mod settle;
 pub mod space;
 pub mod transaction;

@@ -172,6 +172,23 @@ impl Space {
         found.map(|(start, group)| (*start, group.bytes, group.flags))
     }
 
+    /// The number of groups.
+    pub fn group_count(&self) -> u64 {
+        self.groups.len() as u64
+    }
+
+    /// Nodes of metadata for which there is space, without what is pinned.
+    pub fn free_nodes(&self) -> u64 {
+        let free = |group: &Group| match &group.free {
+            Some(free) => free.runs.free_bytes(),
+            None => {
+                let lost: u64 = group.superblocks.iter().map(|(_, bytes)| bytes).sum();
+                group.bytes.saturating_sub(group.used).saturating_sub(lost)
+            }
+        };
+        self.groups_of(Use::Metadata).map(|(_, group)| free(group) / self.node_bytes).sum()
+    }
+
     /// Bytes in use of all groups.
     pub fn used_bytes(&self) -> u64 {
         self.groups.values().map(|group| group.used).fold(0, u64::saturating_add)

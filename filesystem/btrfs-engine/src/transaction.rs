@@ -17,12 +17,13 @@ use sealblock_btrfs_format::items::extent::ExtentFlags;
 use sealblock_btrfs_format::items::extent_buf::ExtentItemBuf;
 use sealblock_btrfs_format::items::root::{RootItemBuf, RootNode};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
-use sealblock_btrfs_format::node::{Header, flags};
+use sealblock_btrfs_format::node::{Header, Node, flags};
 use sealblock_btrfs_format::superblock::{Geometry, Superblock};
 use sealblock_runtime_memory::Buffer;
 use zerocopy::FromZeros;
 
 use crate::chunks::Chunks;
+use crate::cow::{Sharing, refs_of};
 use crate::nodes::Nodes;
 use crate::refs::{DelayedRefs, NewExtent, RefsError};
 use crate::space::{Space, SpaceError, Use};
@@ -87,6 +88,13 @@ struct OpenTree {
     item: Option<(Key, RootItemBuf)>,
     /// Bytes of its nodes.
     bytes_used: u64,
+}
+
+impl OpenTree {
+    fn sharing(&self, generation: u64) -> Sharing {
+        let last_snapshot = self.item.as_ref().map_or(0, |(_, item)| item.head.last_snapshot.get());
+        Sharing { last_snapshot, is_now: last_snapshot == generation }
+    }
 }
 
 /// The state of the filesystem in the open transaction.
@@ -174,6 +182,22 @@ impl Transaction {
         self.trees.get(&id).map(|open| open.tree.root)
     }
 
+    /// The number of open trees.
+    pub fn open_trees(&self) -> u64 {
+        self.trees.len() as u64
+    }
+
+    /// The level of the root of an open tree, and how many nodes it has at most.
+    pub fn size_of(&self, id: u64) -> (u8, u64) {
+        let Some(open) = self.trees.get(&id) else { return (0, 1) };
+        let nodes = match &open.item {
+            Some(_) => open.bytes_used / u64::from(self.geometry.node_bytes),
+            // Nothing says how many nodes these trees have.
+            None => u64::MAX,
+        };
+        (open.tree.root.level, nodes)
+    }
+
     fn add_tree(&mut self, id: u64, root: RootNode, item: Option<(Key, RootItemBuf)>, bytes_used: u64) {
         let header = Header {
             fsid: self.geometry.node_uuid,
@@ -221,7 +245,16 @@ impl Transaction {
     /// If a node is not in memory.
     pub fn touch(&self, id: u64, range: std::ops::RangeInclusive<Key>) -> Result<(), ChangeError> {
         let open = self.trees.get(&id).ok_or(ChangeError::NoTree(id))?;
-        Ok(open.tree.touch_range(&self.nodes, range)?)
+        let (sharing, extents) = (open.sharing(self.geometry.generation), self.trees.get(&objectid::EXTENT_TREE));
+        let see = |bytenr: u64| {
+            let node = self.nodes.get(bytenr).and_then(|bytes| Node::decode(bytes).ok());
+            let may_share = bytenr != open.tree.root.bytenr && node.is_some_and(|node| sharing.may_have(id, &node));
+            match extents.filter(|_| may_share) {
+                Some(extents) => refs_of(bytenr, &extents.tree, &self.nodes, &self.refs).map(drop),
+                None => Ok(()),
+            }
+        };
+        Ok(open.tree.touch(&self.nodes, range, see)?)
     }
 
     /// Sees to it that the root node of an open tree is in memory.
@@ -243,10 +276,13 @@ impl Transaction {
     ) -> Result<T, E> {
         let generation = self.geometry.generation;
         let open = self.trees.get(&id).ok_or(ChangeError::NoTree(id))?;
-        let (mut tree, bytes_used) = (open.tree, open.bytes_used);
+        let (mut tree, bytes_used, sharing) = (open.tree, open.bytes_used, open.sharing(generation));
+        // Only a subvolume looks at it, and only to read.
+        let extents = self.trees.get(&objectid::EXTENT_TREE).map_or(tree, |extents| extents.tree);
         tree.header.generation = generation.into();
         let Transaction { nodes, space, refs, changes, .. } = self;
-        let mut editor = Editor { nodes, space, refs, owner: id, generation, bytes_used, changes };
+        let (owner, root) = (id, tree.root.bytenr);
+        let mut editor = Editor { nodes, space, refs, owner, root, sharing, extents, generation, bytes_used, changes };
         let result = change(&mut tree, &mut editor);
         let bytes_used = editor.bytes_used;
         let open = self.trees.get_mut(&id).ok_or(ChangeError::NoTree(id))?;
@@ -338,10 +374,15 @@ pub fn use_of(id: u64) -> Use {
 
 /// The nodes of one tree in the open transaction. What is allocated gets a reference, what is freed loses it.
 pub struct Editor<'a> {
-    nodes: &'a mut Nodes,
+    pub(crate) nodes: &'a mut Nodes,
     space: &'a mut Space,
-    refs: &'a mut DelayedRefs,
-    owner: u64,
+    pub(crate) refs: &'a mut DelayedRefs,
+    pub(crate) owner: u64,
+    /// The root node of the tree before the change.
+    pub(crate) root: u64,
+    pub(crate) sharing: Sharing,
+    /// The extent tree, for trees that share nodes.
+    pub(crate) extents: Tree,
     generation: u64,
     bytes_used: u64,
     changes: &'a mut u64,
@@ -351,6 +392,11 @@ impl Editor<'_> {
     /// Something else of the transaction changes.
     pub fn count_change(&mut self) {
         *self.changes += 1;
+    }
+
+    fn drop_ref(&mut self, bytenr: u64) -> Result<(), TreeError> {
+        let what = ExtentRef::TreeBlock { root: self.owner };
+        self.refs.drop(bytenr, what, 1).map_err(|_| TreeError::Refs(bytenr))
     }
 
     fn new_extent(&self, bytenr: u64, level: u8) -> NewExtent {
@@ -373,8 +419,24 @@ impl NodeMap for Editor<'_> {
         self.nodes.get_mut(bytenr)
     }
 
-    fn is_dirty(&self, bytenr: u64) -> bool {
-        self.nodes.is_dirty(bytenr)
+    fn is_own(&self, bytenr: u64) -> bool {
+        // What cannot be found out was not touched, and copying it will say so.
+        let is_shared = || self.sharing.is_now && self.may_share(bytenr) && self.is_shared(bytenr) != Ok(false);
+        self.nodes.is_dirty(bytenr) && !is_shared()
+    }
+
+    fn can_copy(&self, bytenr: u64) -> bool {
+        !self.may_share(bytenr) || self.is_shared(bytenr).is_ok()
+    }
+
+    fn copied(&mut self, old: u64, _new: u64, is_root: bool) -> Result<(), TreeError> {
+        let is_unused = is_root || !self.may_share(old) || self.share_copied(old)?;
+        if is_unused {
+            return self.free(old);
+        }
+        // Other trees go on to use it.
+        self.bytes_used = self.bytes_used.saturating_sub(self.nodes.node_bytes().into());
+        self.drop_ref(old)
     }
 
     fn allocate(&mut self, level: u8) -> Result<(u64, Buffer), TreeError> {
@@ -400,7 +462,7 @@ impl NodeMap for Editor<'_> {
         *self.changes += 1;
         let node_bytes = u64::from(self.nodes.node_bytes());
         let refs = TreeError::Refs(bytenr);
-        self.refs.drop(bytenr, ExtentRef::TreeBlock { root: self.owner }, 1).map_err(|_| refs)?;
+        self.drop_ref(bytenr)?;
         self.nodes.forget(bytenr);
         self.bytes_used = self.bytes_used.saturating_sub(node_bytes);
         // Nothing was written to a node whose references were never written: it has been dirty all its life.

@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! - A node that an earlier transaction wrote is never changed. It is copied to a new address first, and so are all
-//!   nodes above it ([`NodeMap::is_dirty`] tells which are copies already). So the tree of the last transaction stays
+//!   nodes above it ([`NodeMap::is_own`] tells which are copies already). So the tree of the last transaction stays
 //!   whole until the new one is durable.
 //! - The key of a pointer is the first key of its child. If the first key of a node changes, the pointers above it
 //!   follow, as long as they are the first of their nodes.
@@ -85,8 +85,18 @@ pub trait NodeMap: NodeSource {
     /// The bytes of a dirty node, to be changed.
     fn get_mut(&mut self, bytenr: u64) -> Option<&mut [u8]>;
 
-    /// True if the open transaction made the node, and did not write it yet. Such a node is always in memory.
-    fn is_dirty(&self, bytenr: u64) -> bool;
+    /// True if the open transaction made the node, did not write it yet, and only this tree has it. Such a node is always
+    /// in memory, and is changed in place.
+    fn is_own(&self, bytenr: u64) -> bool;
+
+    /// True if all is in memory that is needed to copy the node, which is in memory itself.
+    fn can_copy(&self, bytenr: u64) -> bool;
+
+    /// A node was copied: the tree has the new one in its place. `is_root`: as its root.
+    ///
+    /// # Errors
+    /// If the references of the nodes cannot be counted.
+    fn copied(&mut self, old: u64, new: u64, is_root: bool) -> Result<(), TreeError>;
 
     /// An address for a new node of a level, and zeroed memory for it. [`NodeMap::put`] puts it in.
     ///
@@ -149,22 +159,22 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Walks to a key. An operation on it then finds all that it needs.
+    /// Walks to all leaves that a range of keys may be in. An operation on these keys then finds all nodes that it needs.
+    /// `see` is called with each node on the way, some of them several times.
     ///
     /// # Errors
-    /// The address of a node that is not in memory.
-    pub fn touch(&self, nodes: &impl NodeSource, key: Key) -> Result<(), TreeError> {
-        self.descend(nodes, key).map(drop)
-    }
-
-    /// Walks to all leaves that a range of keys may be in.
-    ///
-    /// # Errors
-    /// The address of a node that is not in memory.
-    pub fn touch_range(&self, nodes: &impl NodeSource, range: RangeInclusive<Key>) -> Result<(), TreeError> {
+    /// A node that is not in memory, or the error of `see`.
+    pub fn touch<N: NodeSource>(
+        &self,
+        nodes: &N,
+        range: RangeInclusive<Key>,
+        mut see: impl FnMut(u64) -> Result<(), TreeError>,
+    ) -> Result<(), TreeError> {
         let mut next = Some(*range.start());
         while let Some(key) = next.filter(|key| key <= range.end()) {
-            next = self.descend(nodes, key)?.before;
+            let found = self.descend(nodes, key)?;
+            found.path.iter().try_for_each(|step| see(step.bytenr))?;
+            next = found.before;
         }
         Ok(())
     }
@@ -390,7 +400,7 @@ impl Tree {
     }
 
     fn copy(&self, nodes: &mut impl NodeMap, bytenr: u64) -> Result<u64, TreeError> {
-        if nodes.is_dirty(bytenr) {
+        if nodes.is_own(bytenr) {
             return Ok(bytenr);
         }
         let old = read(nodes, bytenr)?.header();
@@ -410,7 +420,7 @@ impl Tree {
         };
         opened.map_err(|error| TreeError::Edit { bytenr, error })?;
         nodes.put(new, bytes);
-        nodes.free(bytenr)?;
+        nodes.copied(bytenr, new, bytenr == self.root.bytenr)?;
         Ok(new)
     }
 
@@ -531,8 +541,9 @@ impl Tree {
             }
             let at = |slot| pointer(nodes, Step { slot, ..parent }).map(|one| one.blockptr.get());
             let (first, second) = (at(left)?, at(left + 1)?);
-            let fits = match (nodes.get(first), nodes.get(second)) {
-                (Some(_), Some(_)) => fit_together(&read(nodes, first)?, &read(nodes, second)?),
+            let is_there = |bytenr| nodes.get(bytenr).is_some() && nodes.can_copy(bytenr);
+            let fits = match (is_there(first), is_there(second)) {
+                (true, true) => fit_together(&read(nodes, first)?, &read(nodes, second)?),
                 _ => false,
             };
             if fits {
@@ -552,7 +563,8 @@ impl Tree {
     fn shrink(&mut self, nodes: &mut impl NodeMap) -> Result<(), TreeError> {
         while self.root.level > 0 && count(nodes, self.root.bytenr)? == 1 {
             let root = Step { bytenr: self.root.bytenr, slot: 0 };
-            if nodes.get(pointer(nodes, root)?.blockptr.get()).is_none() {
+            let child = pointer(nodes, root)?.blockptr.get();
+            if nodes.get(child).is_none() || !nodes.can_copy(child) {
                 return Ok(());
             }
             let child = self.copy_child(nodes, root)?;

@@ -39,13 +39,21 @@ impl NodeSource for Nodes {
 impl NodeMap for Nodes {
     type Bytes = Vec<u8>;
 
-    fn is_dirty(&self, bytenr: u64) -> bool {
+    fn is_own(&self, bytenr: u64) -> bool {
         self.dirty.contains(&bytenr)
+    }
+
+    fn can_copy(&self, _bytenr: u64) -> bool {
+        true
+    }
+
+    fn copied(&mut self, old: u64, _new: u64, _is_root: bool) -> Result<(), TreeError> {
+        self.free(old)
     }
 
     fn get_mut(&mut self, bytenr: u64) -> Option<&mut [u8]> {
         self.changes += 1;
-        assert!(self.is_dirty(bytenr), "only copies are changed");
+        assert!(self.is_own(bytenr), "only copies are changed");
         self.memory.get_mut(&bytenr).map(|bytes| &mut bytes[..])
     }
 
@@ -62,12 +70,12 @@ impl NodeMap for Nodes {
 
     fn take(&mut self, bytenr: u64) -> Option<Vec<u8>> {
         self.changes += 1;
-        assert!(self.is_dirty(bytenr), "only copies are changed");
+        assert!(self.is_own(bytenr), "only copies are changed");
         self.memory.remove(&bytenr)
     }
 
     fn put(&mut self, bytenr: u64, bytes: Vec<u8>) {
-        assert!(self.is_dirty(bytenr));
+        assert!(self.is_own(bytenr));
         assert_eq!(self.memory.insert(bytenr, bytes), None);
     }
 
@@ -146,7 +154,7 @@ impl Proof {
         change: impl FnOnce(&mut Tree, &mut Nodes) -> Result<(), TreeError>,
     ) -> Result<(), TreeError> {
         let changes = self.nodes.changes;
-        while let Err(error) = self.tree.touch(&self.nodes, key) {
+        while let Err(error) = self.tree.touch(&self.nodes, key..=key, |_| Ok(())) {
             let TreeError::Need(Expected { bytenr, .. }) = error else { panic!("{error}") };
             let bytes = self.nodes.disk[&bytenr].clone();
             assert_eq!(self.nodes.memory.insert(bytenr, bytes), None);
@@ -242,7 +250,7 @@ fn assert_tree(tree: &Tree, nodes: &Nodes, model: &Model, is_now: bool) {
     let (mut items, mut seen) = (model.iter(), BTreeSet::new());
     let mut pending = vec![(tree.root, None)];
     while let Some((root, first_key)) = pending.pop() {
-        let dirty = nodes.memory.get(&root.bytenr).filter(|_| is_now && nodes.is_dirty(root.bytenr));
+        let dirty = nodes.memory.get(&root.bytenr).filter(|_| is_now && nodes.is_own(root.bytenr));
         let bytes = dirty.unwrap_or_else(|| &nodes.disk[&root.bytenr]);
         let node = Node::decode(bytes).unwrap();
         let header = node.header();
