@@ -42,6 +42,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod change;
 pub mod chunks;
 pub mod cow;
 pub mod engine;

@@ -8,6 +8,7 @@
 //!   the old nor the new state, and must never be written.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use sealblock_btrfs_format::checker::Expected;
 use sealblock_btrfs_format::extent_refs::ExtentRef;
@@ -243,18 +244,31 @@ impl Transaction {
     ///
     /// # Errors
     /// If a node is not in memory.
-    pub fn touch(&self, id: u64, range: std::ops::RangeInclusive<Key>) -> Result<(), ChangeError> {
+    pub fn touch(&self, id: u64, range: RangeInclusive<Key>) -> Result<(), ChangeError> {
+        self.touch_counting(id, range).map(drop)
+    }
+
+    /// As [`Transaction::touch`]. Returns the number of children of nodes on the way that other trees share: when such a
+    /// node is copied, each of them gets a reference.
+    ///
+    /// # Errors
+    /// If a node is not in memory.
+    pub fn touch_counting(&self, id: u64, range: RangeInclusive<Key>) -> Result<u64, ChangeError> {
         let open = self.trees.get(&id).ok_or(ChangeError::NoTree(id))?;
         let (sharing, extents) = (open.sharing(self.geometry.generation), self.trees.get(&objectid::EXTENT_TREE));
+        let mut children = 0;
         let see = |bytenr: u64| {
-            let node = self.nodes.get(bytenr).and_then(|bytes| Node::decode(bytes).ok());
-            let may_share = bytenr != open.tree.root.bytenr && node.is_some_and(|node| sharing.may_have(id, &node));
-            match extents.filter(|_| may_share) {
-                Some(extents) => refs_of(bytenr, &extents.tree, &self.nodes, &self.refs).map(drop),
-                None => Ok(()),
+            let Some(node) = self.nodes.get(bytenr).and_then(|bytes| Node::decode(bytes).ok()) else { return Ok(()) };
+            let may_share = bytenr != open.tree.root.bytenr && sharing.may_have(id, &node);
+            if let Some(extents) = extents.filter(|_| may_share) {
+                let (refs, flags) = refs_of(bytenr, &extents.tree, &self.nodes, &self.refs)?;
+                let is_changed = refs > 1 || flags.contains(ExtentFlags::FULL_BACKREF);
+                children += if is_changed { 2 * u64::from(node.header().nritems.get()) } else { 0 };
             }
+            Ok(())
         };
-        Ok(open.tree.touch(&self.nodes, range, see)?)
+        open.tree.touch(&self.nodes, range, see)?;
+        Ok(children)
     }
 
     /// Sees to it that the root node of an open tree is in memory.

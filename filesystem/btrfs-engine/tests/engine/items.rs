@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use futures_executor::block_on;
+use sealblock_btrfs_engine::change::Change;
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
 use sealblock_btrfs_format::Key;
 use sealblock_btrfs_format::item_changes::ItemChanges;
@@ -52,7 +53,8 @@ fn random_changes(disks: &Disks, seed: u64, rounds: usize) {
                     changes.insert(key, data);
                 }
             }
-            block_on(engine.change(|transaction| transaction.apply(objectid::FS_TREE, &changes))).unwrap();
+            let change = Change::of(objectid::FS_TREE, changes);
+            block_on(engine.change(|transaction| transaction.apply_change(&change))).unwrap();
         }
         block_on(engine.commit()).unwrap();
         disks.assert_consistent();

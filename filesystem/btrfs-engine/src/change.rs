@@ -1,0 +1,85 @@
+//! A change of several trees, applied in one step: items, references to data extents, and new data extents.
+//!
+//! Invariants:
+//! - Before anything changes, all nodes are in memory that the change needs, and there is space for it and for the commit
+//!   of everything so far.
+//! - A new data extent has its first reference in the same change, so no extent is ever without one.
+
+use sealblock_btrfs_format::extent_refs::ExtentRef;
+use sealblock_btrfs_format::item_changes::{ItemChange, ItemChanges};
+use sealblock_btrfs_format::items::extent::ExtentFlags;
+use sealblock_btrfs_format::items::extent_buf::ExtentItemBuf;
+use sealblock_btrfs_format::key::{ItemType, Key};
+use sealblock_btrfs_format::node::ITEM_HEAD_BYTES;
+
+use crate::refs::{NewExtent, RefsError};
+use crate::reserve::TreeCost;
+use crate::transaction::{ChangeError, Transaction};
+
+/// A change of several trees.
+#[derive(Clone, Default, Debug)]
+pub struct Change {
+    /// The trees, and the changes of their items.
+    pub items: Vec<(u64, ItemChanges)>,
+    /// References to data extents: the address of the extent, what refers to it, and how many are added, or dropped if the
+    /// number is below 0.
+    pub refs: Vec<(u64, ExtentRef, i64)>,
+    /// New data extents, which were allocated: their addresses and bytes.
+    pub extents: Vec<(u64, u64)>,
+    /// True if it frees more space than it uses, so that it may use what is kept for such changes.
+    pub frees_space: bool,
+}
+
+impl Change {
+    /// A change of one tree.
+    pub fn of(tree: u64, items: ItemChanges) -> Change {
+        Change { items: vec![(tree, items)], ..Change::default() }
+    }
+}
+
+impl Transaction {
+    /// Applies a change.
+    ///
+    /// # Errors
+    /// If a node is not in memory, there is no space, or the trees contradict the change.
+    pub fn apply_change(&mut self, change: &Change) -> Result<(), ChangeError> {
+        let mut costs = Vec::new();
+        let mut shared_children = 0;
+        for (tree, items) in &change.items {
+            for (key, _) in items.iter() {
+                shared_children += self.touch_counting(*tree, key..=key)?;
+            }
+            let (changes, bytes) = (items.len() as u64, inserted_bytes(items));
+            costs.push(TreeCost { tree: *tree, changes, bytes });
+        }
+        self.admit(&costs, shared_children + change.refs.len() as u64, change.frees_space)?;
+        for (tree, items) in &change.items {
+            self.prepare_nodes(*tree, items.len() as u64)?;
+        }
+        self.count_change();
+        let generation = self.generation();
+        for (bytenr, bytes) in &change.extents {
+            let key = Key::new(*bytenr, ItemType::EXTENT_ITEM, *bytes);
+            self.refs.insert(NewExtent { key, item: ExtentItemBuf::new(generation, ExtentFlags::DATA, None) })?;
+        }
+        for (tree, items) in &change.items {
+            self.edit(*tree, |tree, editor| Ok::<_, ChangeError>(tree.apply(editor, items)?))?;
+        }
+        // What is added first never lets a count fall to 0 in between.
+        let (added, dropped): (Vec<_>, Vec<_>) = change.refs.iter().partition(|(_, _, net)| *net > 0);
+        for (bytenr, what, net) in added.into_iter().chain(dropped).copied() {
+            let count = u32::try_from(net.unsigned_abs()).map_err(|_| RefsError::Count { bytenr, what, net })?;
+            if net > 0 { self.refs.add(bytenr, what, count)? } else { self.refs.drop(bytenr, what, count)? }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of items that are new or have other data, with their heads.
+fn inserted_bytes(items: &ItemChanges) -> u64 {
+    let bytes = |change: &ItemChange| match change {
+        ItemChange::Insert(data) | ItemChange::Replace(data) => data.len() + ITEM_HEAD_BYTES,
+        ItemChange::Delete => 0,
+    };
+    items.iter().map(|(_, change)| bytes(change) as u64).sum()
+}
