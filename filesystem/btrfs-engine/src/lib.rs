@@ -2,7 +2,8 @@
 //!
 //! - [`refs`]: the references to extents that a transaction adds and drops.
 //! - [`tree`]: trees whose nodes are in memory.
-//! - [`view`]: the items that an operation reads.
+//! - [`view`], [`overlay`]: the items that an operation reads, and those that it planned itself.
+//! - [`file_map`], [`nocow`], [`csums`]: plans for the data of files and their checksums.
 //!
 //! Invariants:
 //! - Nothing here does I/O, reads a clock or waits. Whoever uses it has read the nodes that a change needs, and writes
@@ -60,6 +61,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod csums;
+pub mod file_map;
+pub mod nocow;
+pub mod overlay;
 pub mod refs;
 pub mod tree;
 pub mod view;

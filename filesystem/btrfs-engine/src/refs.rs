@@ -192,6 +192,11 @@ impl DelayedRefs {
         self.heads.get(&bytenr).map_or(0, |head| head.net.values().sum())
     }
 
+    /// The delayed changes of an extent, if there are any.
+    pub fn head(&self, bytenr: u64) -> Option<&Head> {
+        self.heads.get(&bytenr)
+    }
+
     /// The flags that an extent's item is to get, besides those that it has.
     pub fn flags(&self, bytenr: u64) -> ExtentFlags {
         let of_head = |head: &Head| {
@@ -235,6 +240,16 @@ impl DelayedRefs {
 }
 
 impl Head {
+    /// The item of the extent, without references, if the transaction allocated it and it is not in the tree yet.
+    pub fn new_item(&self) -> Option<&ExtentItemBuf> {
+        self.new.as_ref().map(|new| &new.item)
+    }
+
+    /// The references that change, each with the number that is added less the number that is dropped; never 0.
+    pub fn refs(&self) -> impl Iterator<Item = (ExtentRef, i64)> {
+        self.net.iter().map(|(what, net)| (*what, *net))
+    }
+
     /// Writes the references to the extent tree.
     ///
     /// # Errors
