@@ -178,7 +178,8 @@ impl File {
     pub fn may_be_inline(&self, size: u64, stored: u64, compression: Compression) -> bool {
         let fits = match compression {
             Compression::None => size < self.sector() && stored == size,
-            _ => size <= self.sector(),
+            // A file without checksums is never compressed.
+            _ => size <= self.sector() && self.has_sums,
         };
         size > 0 && stored > 0 && fits && stored <= MAX_INLINE_BYTES.min(self.inline_room())
     }
@@ -231,6 +232,9 @@ impl<'a, T: Items> FileEdit<'a, T> {
         part.check(&self.file).map_err(wrong)?;
         if part.end() > self.file.max_bytes() {
             return Err(wrong("the extent ends behind the largest file"));
+        }
+        if part.extent.compression != Compression::None && !self.file.has_sums {
+            return Err(wrong("a file without checksums has no compressed extents"));
         }
         self.check_empty(part.start..part.end())?;
         self.put_part(&part)?;

@@ -93,11 +93,7 @@ impl<E: Items, C: Items> NocowTest<'_, E, C> {
     ///
     /// # Errors
     /// If items are damaged, or a node is not in memory.
-    pub fn must_cow(
-        &self,
-        part: &Mapping,
-        is_read_only: impl Fn(u64) -> bool,
-    ) -> Result<Option<MustCow>, NocowError> {
+    pub fn must_cow(&self, part: &Mapping, is_read_only: impl Fn(u64) -> bool) -> Result<Option<MustCow>, NocowError> {
         let Mapping::Extent(part) = part else { return Ok(Some(MustCow::NoExtent)) };
         if part.extent.compression != Compression::None {
             return Ok(Some(MustCow::Compressed));

@@ -80,18 +80,23 @@ impl<'a, T: Items> FileMap<'a, T> {
     /// If the range is not of whole sectors, items are damaged, or a node is not in memory.
     pub fn parts(&self, range: Range<u64>, limit: NonZeroUsize) -> Result<FileRange, FileMapError> {
         self.file.check_range(&range)?;
-        let (mut parts, mut at) = (Vec::new(), range.start);
+        let (mut parts, mut at, mut last) = (Vec::new(), range.start, None);
         while at < range.end && parts.len() < limit.get() {
-            let Some(found) = self.next_in(&(at..range.end))? else {
+            // Every item behind the first one is looked at, so two that overlap are noticed.
+            let found = match last {
+                None => self.next_in(&range)?,
+                Some(last) => self.first_behind(last, range.end - 1)?,
+            };
+            let Some(found) = found else {
                 push_hole(&mut parts, at..range.end);
                 at = range.end;
                 break;
             };
             let Range { start, end } = found.range(self.file.sector_bytes);
-            // Only the first one may begin before the place.
-            if start < at && at > range.start {
+            if start < at && last.is_some() {
                 return Err(FileMapError::Overlap { ino: self.file.ino, start, end: at });
             }
+            last = Some(start);
             push_hole(&mut parts, at..start);
             if parts.len() == limit.get() {
                 at = start;
@@ -159,7 +164,12 @@ impl<'a, T: Items> FileMap<'a, T> {
         {
             return Ok(Some(before));
         }
-        let Some(first) = range.start.checked_add(1).filter(|first| *first <= last) else { return Ok(None) };
+        self.first_behind(range.start, last)
+    }
+
+    /// The first item that begins behind a byte, and not behind the last one.
+    fn first_behind(&self, start: u64, last: u64) -> Result<Option<Mapping>, FileMapError> {
+        let Some(first) = start.checked_add(1).filter(|first| *first <= last) else { return Ok(None) };
         let found = self.items.first(self.file.key(first)..=self.file.key(last))?;
         found.map(|(key, data)| Mapping::decode(&self.file, key, data)).transpose()
     }
@@ -185,10 +195,6 @@ fn push_hole(parts: &mut Vec<Mapping>, range: Range<u64>) {
             before.bytes += range.end - range.start;
             before.generation = None;
         }
-        _ => parts.push(Mapping::Hole(Hole {
-            start: range.start,
-            bytes: range.end - range.start,
-            generation: None,
-        })),
+        _ => parts.push(Mapping::Hole(Hole { start: range.start, bytes: range.end - range.start, generation: None })),
     }
 }

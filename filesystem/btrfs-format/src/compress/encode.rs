@@ -153,7 +153,8 @@ mod tests {
         let (mut random, mut done) = (fastrand::Rng::with_seed(7), [[0_u32; 2]; 5]);
         let sizes = [1, 2, 4, 5, 100, 4095, 4096, 4097, 8191, 8192, 8193, 65_536, 131_071, MAX_EXTENT_BYTES];
         for round in 0..100 {
-            let bytes = if round % 2 == 0 { sizes[round / 2 % sizes.len()] } else { random.usize(1..=MAX_EXTENT_BYTES) };
+            let bytes =
+                if round % 2 == 0 { sizes[round / 2 % sizes.len()] } else { random.usize(1..=MAX_EXTENT_BYTES) };
             let (plain, sector) = (sample(&mut random, bytes), [4096, 16_384, 65_536][random.usize(..3)]);
             for (index, method) in METHODS.into_iter().enumerate() {
                 let limit = extent_limit(bytes, sector);
