@@ -16,9 +16,8 @@ use sealblock_btrfs_format::item_changes::ItemChanges;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::node::{ITEM_HEAD_BYTES, leaf_capacity};
 
-use crate::overlay::Overlay;
 use crate::tree::TreeError;
-use crate::view::Items;
+use crate::view::{Items, Overlay};
 
 /// Sizes that decide the form of items.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

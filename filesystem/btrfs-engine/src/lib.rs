@@ -2,7 +2,7 @@
 //!
 //! - [`refs`]: the references to extents that a transaction adds and drops.
 //! - [`tree`]: trees whose nodes are in memory.
-//! - [`view`], [`overlay`]: the items that an operation reads, and those that it planned itself.
+//! - [`view`]: the items that an operation reads, with those that it planned itself.
 //! - [`file_map`], [`nocow`], [`csums`]: plans for the data of files and their checksums.
 //!
 //! Invariants:
@@ -64,7 +64,6 @@
 pub mod csums;
 pub mod file_map;
 pub mod nocow;
-pub mod overlay;
 pub mod refs;
 pub mod tree;
 pub mod view;

@@ -7,7 +7,7 @@ use sealblock_btrfs_format::extent_refs::ExtentRef;
 use sealblock_btrfs_format::items::file_extent::{Compression, ExtentLocation, FileExtent, FileExtentHead, kind};
 use sealblock_btrfs_format::key::Key;
 
-use super::{File, FileMapError};
+use super::file::{File, FileMapError};
 
 /// An extent of a file's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use super::extent::{Hole, InlinePart, Mapping};
-use super::{File, FileMapError};
+use super::file::{File, FileMapError};
 use crate::view::Items;
 
 /// The map of a file.

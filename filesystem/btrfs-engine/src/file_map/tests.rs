@@ -8,6 +8,7 @@ use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::extent_refs::ExtentRef;
 use sealblock_btrfs_format::features::{Compat, CompatRo, Features, Incompat};
 use sealblock_btrfs_format::item_changes::{ItemChange, ItemChanges};
+use sealblock_btrfs_format::key::{ItemType, Key};
 use sealblock_btrfs_format::superblock::Geometry;
 
 mod model;
