@@ -5,14 +5,14 @@
 //!   of everything so far.
 //! - A new data extent has its first reference in the same change, so no extent is ever without one.
 
-use sealblock_btrfs_format::extent_refs::ExtentRef;
 use sealblock_btrfs_format::item_changes::{ItemChange, ItemChanges};
 use sealblock_btrfs_format::items::extent::ExtentFlags;
 use sealblock_btrfs_format::items::extent_buf::ExtentItemBuf;
 use sealblock_btrfs_format::key::{ItemType, Key};
 use sealblock_btrfs_format::node::ITEM_HEAD_BYTES;
 
-use crate::refs::{NewExtent, RefsError};
+use crate::file_map::DataRefs;
+use crate::refs::NewExtent;
 use crate::reserve::TreeCost;
 use crate::transaction::{ChangeError, Transaction};
 
@@ -21,9 +21,8 @@ use crate::transaction::{ChangeError, Transaction};
 pub struct Change {
     /// The trees, and the changes of their items.
     pub items: Vec<(u64, ItemChanges)>,
-    /// References to data extents: the address of the extent, what refers to it, and how many are added, or dropped if the
-    /// number is below 0.
-    pub refs: Vec<(u64, ExtentRef, i64)>,
+    /// References to data extents.
+    pub refs: DataRefs,
     /// New data extents, which were allocated: their addresses and bytes.
     pub extents: Vec<(u64, u64)>,
     /// True if it frees more space than it uses, so that it may use what is kept for such changes.
@@ -52,7 +51,7 @@ impl Transaction {
             let (changes, bytes) = (items.len() as u64, inserted_bytes(items));
             costs.push(TreeCost { tree: *tree, changes, bytes });
         }
-        self.admit(&costs, shared_children + change.refs.len() as u64, change.frees_space)?;
+        self.admit(&costs, shared_children + change.refs.iter().count() as u64, change.frees_space)?;
         for (tree, items) in &change.items {
             self.prepare_nodes(*tree, items.len() as u64)?;
         }
@@ -65,13 +64,7 @@ impl Transaction {
         for (tree, items) in &change.items {
             self.edit(*tree, |tree, editor| Ok::<_, ChangeError>(tree.apply(editor, items)?))?;
         }
-        // What is added first never lets a count fall to 0 in between.
-        let (added, dropped): (Vec<_>, Vec<_>) = change.refs.iter().partition(|(_, _, net)| *net > 0);
-        for (bytenr, what, net) in added.into_iter().chain(dropped).copied() {
-            let count = u32::try_from(net.unsigned_abs()).map_err(|_| RefsError::Count { bytenr, what, net })?;
-            if net > 0 { self.refs.add(bytenr, what, count)? } else { self.refs.drop(bytenr, what, count)? }
-        }
-        Ok(())
+        Ok(change.refs.apply(&mut self.refs)?)
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! - [`refs`]: the references to extents that a transaction adds and drops.
 //! - [`tree`]: trees whose nodes are in memory.
-//! - [`view`]: the items that an operation reads.
+//! - [`view`]: the items that an operation reads, with those that it planned itself.
+//! - [`file_map`], [`nocow`], [`csums`]: plans for the data of files and their checksums.
 //!
 //! Invariants:
 //! - Nothing here does I/O, reads a clock or waits. Whoever uses it has read the nodes that a change needs, and writes
@@ -45,9 +46,12 @@
 pub mod change;
 pub mod chunks;
 pub mod cow;
+pub mod csums;
 pub mod engine;
+pub mod file_map;
 mod gate;
 mod growth;
+pub mod nocow;
 pub mod nodes;
 mod open;
 pub mod refs;

@@ -204,6 +204,11 @@ impl DelayedRefs {
         self.heads.get(&bytenr).map_or(0, |head| head.net.values().sum())
     }
 
+    /// The delayed changes of an extent, if there are any.
+    pub fn head(&self, bytenr: u64) -> Option<&Head> {
+        self.heads.get(&bytenr)
+    }
+
     /// The flags that an extent's item is to get, besides those that it has.
     pub fn flags(&self, bytenr: u64) -> ExtentFlags {
         let of_head = |head: &Head| {
@@ -247,9 +252,19 @@ impl DelayedRefs {
 }
 
 impl Head {
-    /// True if the item of the extent is still to be inserted.
-    pub fn is_new(&self) -> bool {
-        self.new.is_some()
+    /// The extent, if the transaction allocated it and its item is not in the tree yet.
+    pub fn new_extent(&self) -> Option<&NewExtent> {
+        self.new.as_ref()
+    }
+
+    /// The item of the extent, without references, if the transaction allocated it and it is not in the tree yet.
+    pub fn new_item(&self) -> Option<&ExtentItemBuf> {
+        self.new.as_ref().map(|new| &new.item)
+    }
+
+    /// The references that change, each with the number that is added less the number that is dropped; never 0.
+    pub fn refs(&self) -> impl Iterator<Item = (ExtentRef, i64)> {
+        self.net.iter().map(|(what, net)| (*what, *net))
     }
 
     /// Writes the references to the extent tree.

@@ -9,12 +9,15 @@
 //!   and is tried again.
 //! - The free space tree says what is free after the commit. It changes with the item of an extent.
 
+use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 
 use sealblock_btrfs_format::item_changes::ItemChanges;
 use sealblock_btrfs_format::items::extent::ExtentFlags;
+use sealblock_btrfs_format::items::extent_buf::ExtentItemBuf;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
+use crate::csums::CsumEdit;
 use crate::refs::{ExtentItems, Fate, RefsError};
 use crate::space::Use;
 use crate::transaction::{ChangeError, Editor, Transaction};
@@ -52,9 +55,11 @@ impl Transaction {
         self.touch(objectid::EXTENT_TREE, keys_of_extent(bytenr))?;
         self.load_group(bytenr)?;
         self.touch(objectid::FREE_SPACE_TREE, self.space.keys_of(bytenr)?)?;
+        let csums = self.csums_to_delete(bytenr)?;
+        csums.iter().try_for_each(|(key, _)| self.touch(objectid::CSUM_TREE, key..=key))?;
         self.prepare(Use::Metadata, NODES_OF_A_STEP)?;
         let Some(head) = self.refs.take(bytenr) else { return Ok(()) };
-        let (is_new, node_bytes) = (head.is_new(), self.geometry().node_bytes);
+        let (is_new, node_bytes) = (head.new_item().is_some(), self.geometry().node_bytes);
         let fate = self.edit(objectid::EXTENT_TREE, |tree, editor| {
             editor.count_change();
             Ok::<_, ChangeError>(head.run(bytenr, &mut ExtentTree { tree, editor }, node_bytes)?)
@@ -73,7 +78,33 @@ impl Transaction {
                 self.space.extent_removed(bytenr, bytes(key))?
             }
         };
-        self.edit(objectid::FREE_SPACE_TREE, |tree, editor| Ok(tree.apply(editor, &changes)?))
+        self.edit(objectid::FREE_SPACE_TREE, |tree, editor| Ok::<_, ChangeError>(tree.apply(editor, &changes)?))?;
+        self.edit(objectid::CSUM_TREE, |tree, editor| Ok(tree.apply(editor, &csums)?))
+    }
+
+    /// The changes that delete the checksums of an extent, if it is data and its last references go.
+    fn csums_to_delete(&self, bytenr: u64) -> Result<ItemChanges, ChangeError> {
+        let extents = self.view(objectid::EXTENT_TREE)?;
+        let first = Key::new(bytenr, ItemType::EXTENT_ITEM, 0);
+        let old = extents.first(first..=Key::new(bytenr, ItemType::EXTENT_ITEM, u64::MAX))?;
+        let (bytes, refs, flags) = match (old, self.refs.head(bytenr).and_then(|head| head.new_extent())) {
+            (Some((key, data)), _) => {
+                let item = ExtentItemBuf::decode(key.item_type, data).map_err(|_| ChangeError::Item(key))?;
+                (key.offset, item.refs(), item.flags)
+            }
+            (None, Some(new)) => (new.key.offset, 0, new.item.flags),
+            (None, None) => return Ok(ItemChanges::new()),
+        };
+        let stays = refs.checked_add_signed(self.refs.net(bytenr)) != Some(0);
+        if stays || !flags.contains(ExtentFlags::DATA) {
+            return Ok(ItemChanges::new());
+        }
+        let csums = self.view(objectid::CSUM_TREE)?;
+        let mut edit = CsumEdit::new(self.csum_shape(), &csums);
+        let end = bytenr.checked_add(bytes).ok_or(ChangeError::Item(first))?;
+        // An extent has at most 128 MiB, so these are few items.
+        edit.delete(bytenr..end, NonZeroUsize::MAX)?;
+        Ok(edit.finish())
     }
 
     /// Writes the root items of trees whose root nodes changed. Returns false if there is none.

@@ -25,6 +25,8 @@ use zerocopy::FromZeros;
 
 use crate::chunks::Chunks;
 use crate::cow::{Sharing, refs_of};
+use crate::csums::{CsumError, CsumShape};
+use crate::file_map::FileMapError;
 use crate::nodes::Nodes;
 use crate::refs::{DelayedRefs, NewExtent, RefsError};
 use crate::space::{Space, SpaceError, Use};
@@ -43,6 +45,12 @@ pub enum ChangeError {
     /// Space cannot be allocated or freed.
     #[error(transparent)]
     Space(SpaceError),
+    /// Checksums cannot be read or changed.
+    #[error(transparent)]
+    Csums(CsumError),
+    /// The data of a file cannot be changed.
+    #[error(transparent)]
+    File(FileMapError),
     /// A node is not in memory.
     #[error("node {} is not in memory", .0.bytenr)]
     Need(Expected),
@@ -68,6 +76,24 @@ impl From<RefsError> for ChangeError {
         match error {
             RefsError::Tree(error) => error.into(),
             error => ChangeError::Refs(error),
+        }
+    }
+}
+
+impl From<CsumError> for ChangeError {
+    fn from(error: CsumError) -> ChangeError {
+        match error {
+            CsumError::Tree(error) => error.into(),
+            error => ChangeError::Csums(error),
+        }
+    }
+}
+
+impl From<FileMapError> for ChangeError {
+    fn from(error: FileMapError) -> ChangeError {
+        match error {
+            FileMapError::Tree(error) => error.into(),
+            error => ChangeError::File(error),
         }
     }
 }
@@ -170,6 +196,12 @@ impl Transaction {
     /// A number that grows with each change.
     pub fn changes(&self) -> u64 {
         self.changes
+    }
+
+    /// The sizes of checksums.
+    pub fn csum_shape(&self) -> CsumShape {
+        let Geometry { sector_bytes, node_bytes, checksum, .. } = self.geometry;
+        CsumShape { sector_bytes, node_bytes, csum_bytes: checksum.bytes() }
     }
 
     /// The tree in which block groups have their items.

@@ -1,4 +1,4 @@
-//! Compressed extents: zlib, LZO and Zstandard, decompressed into a buffer of known size.
+//! Compressed extents: zlib, LZO and Zstandard, decompressed into a buffer of known size. [`encode`] compresses them.
 //!
 //! The size that an extent records is not trusted: a stream is refused if it continues after that size, or ends a
 //! sector or more before it. An extent has at most 128 KiB uncompressed, so no stream needs more memory. What follows
@@ -10,6 +10,8 @@ use flate2::{Decompress, FlushDecompress, Status};
 use ruzstd::decoding::StreamingDecoder;
 
 use crate::items::file_extent::Compression;
+
+pub mod encode;
 
 /// The maximum bytes of a compressed extent, uncompressed and as stored.
 pub const MAX_EXTENT_BYTES: usize = 128 << 10;
@@ -159,9 +161,6 @@ fn length_at(stored: &[u8], at: usize) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
-    use flate2::write::ZlibEncoder;
     use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
     use super::*;
@@ -185,28 +184,14 @@ mod tests {
     }
 
     fn lzo(plain: &[u8]) -> Vec<u8> {
-        let mut stored = vec![0; 4];
-        for sector in plain.chunks(SECTOR) {
-            let segment = lzokay::compress::compress(sector).unwrap();
-            if SECTOR - stored.len() % SECTOR < 4 {
-                stored.resize(stored.len().next_multiple_of(SECTOR), 0);
-            }
-            stored.extend_from_slice(&(segment.len() as u32).to_le_bytes());
-            stored.extend_from_slice(&segment);
-        }
-        let total = stored.len() as u32;
-        stored[..4].copy_from_slice(&total.to_le_bytes());
-        stored
+        encode::pack_lzo(plain, SECTOR, usize::MAX).unwrap()
     }
 
+    /// Of any size, unlike [`encode::compress`].
     fn compress(kind: Compression, plain: &[u8]) -> Vec<u8> {
         match kind {
             Compression::None => plain.to_vec(),
-            Compression::Zlib => {
-                let mut encoder = ZlibEncoder::new(Vec::new(), flate2::Compression::default());
-                encoder.write_all(plain).unwrap();
-                encoder.finish().unwrap()
-            }
+            Compression::Zlib => encode::deflate(plain, encode::DEFAULT_ZLIB_LEVEL, plain.len() + 100).unwrap(),
             Compression::Lzo => lzo(plain),
             Compression::Zstd => compress_to_vec(plain, CompressionLevel::Fastest),
         }

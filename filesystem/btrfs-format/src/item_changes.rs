@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::RangeInclusive;
 
 use crate::key::Key;
 
@@ -60,6 +61,18 @@ impl ItemChanges {
     /// The changes, by rising keys.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (Key, &ItemChange)> {
         self.0.iter().map(|(key, change)| (*key, change))
+    }
+
+    /// The change of an item.
+    pub fn get(&self, key: Key) -> Option<&ItemChange> {
+        self.0.get(&key)
+    }
+
+    /// The changes of a range of keys, by rising keys.
+    pub fn range(&self, range: RangeInclusive<Key>) -> impl DoubleEndedIterator<Item = (Key, &ItemChange)> {
+        // A map panics on a range that ends before it begins.
+        let range = if range.is_empty() { None } else { Some(self.0.range(range)) };
+        range.into_iter().flatten().map(|(key, change)| (*key, change))
     }
 
     /// The number of changes.
@@ -126,6 +139,10 @@ mod tests {
         let (key, mut changes) = (Key::new(1, ItemType::FREE_SPACE_EXTENT, 4096), ItemChanges::new());
         changes.delete(key);
         assert_eq!(changes.iter().next(), Some((key, &ItemChange::Delete)));
+        assert_eq!((changes.get(key), changes.get(Key::MIN)), (Some(&ItemChange::Delete), None));
+        let count = |from, to| changes.range(from..=to).count();
+        assert_eq!((count(Key::MIN, key), count(key, Key::MAX), count(Key::MIN, Key::MIN)), (1, 1, 0));
+        assert_eq!(count(Key::MAX, Key::MIN), 0);
         changes.insert(key, Vec::new());
         changes.insert(key.next().unwrap(), Vec::new());
         changes.delete(key.next().unwrap());

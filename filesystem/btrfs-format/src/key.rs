@@ -187,6 +187,16 @@ impl Key {
             (None, None) => Some(carry(self.objectid.checked_add(1)?, ItemType(0))),
         }
     }
+
+    /// The key before, if this is not the lowest one.
+    pub fn before(self) -> Option<Key> {
+        let borrow = |objectid, item_type| Key { objectid, item_type, offset: u64::MAX };
+        match (self.offset.checked_sub(1), self.item_type.0.checked_sub(1)) {
+            (Some(offset), _) => Some(Key { offset, ..self }),
+            (None, Some(item_type)) => Some(borrow(self.objectid, ItemType(item_type))),
+            (None, None) => Some(borrow(self.objectid.checked_sub(1)?, ItemType(u8::MAX))),
+        }
+    }
 }
 
 impl fmt::Display for Key {
@@ -230,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_sort_by_object_then_type_then_offset_and_next_is_next() {
+    fn keys_sort_by_object_then_type_then_offset_and_each_has_neighbours() {
         let keys = [
             Key::MIN,
             Key::new(0, ItemType(0), 1),
@@ -243,7 +253,10 @@ mod tests {
         assert!(keys.is_sorted_by(|a, b| a < b));
         assert_eq!(keys[4].next(), Some(keys[5]));
         assert_eq!(Key::new(1, ItemType(255), u64::MAX).next(), Some(Key::new(2, ItemType(0), 0)));
-        assert_eq!(Key::MAX.next(), None);
+        assert_eq!((Key::MAX.next(), Key::MIN.before()), (None, None));
+        for key in keys {
+            assert!(key.next().is_none_or(|next| next.before() == Some(key)), "{key}");
+        }
     }
 
     #[test]

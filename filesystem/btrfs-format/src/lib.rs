@@ -10,7 +10,7 @@
 //! - [`items::extent_buf`], [`superblock_edit`]: items with references that are counted, and the superblock of a
 //!   commit.
 //! - [`item_changes`], [`bitmap`], [`free_space`]: the free space of block groups, and the items that it changes.
-//! - [`compress`]: compressed extents, decompressed into buffers of known size.
+//! - [`compress`]: compressed extents, decompressed into buffers of known size, and compressed.
 //! - [`checker`], [`checker_items`]: the rules of nodes and of items; [`refusal`] names a broken rule and its place.
 //!
 //! Invariants:
