@@ -124,6 +124,16 @@ impl Editor<'_> {
         self.root != bytenr && node.is_some_and(|node| self.sharing.may_have(self.owner, &node))
     }
 
+    /// The children of a node of this tree, which another tree has already, get references by this tree.
+    pub fn share_children(&mut self, node: u64) -> Result<(), TreeError> {
+        let bytes = self.nodes.get(node).ok_or(TreeError::Gone(node))?;
+        let decoded = Node::decode(bytes).map_err(|_| TreeError::Refs(node))?;
+        for (bytenr, what) in children(&decoded, By::Tree(self.owner))? {
+            self.refs.add(bytenr, what, 1).map_err(|_| TreeError::Refs(bytenr))?;
+        }
+        Ok(())
+    }
+
     /// Counts the references after a node that may be shared was copied. Returns true if the old node is no longer used.
     pub fn share_copied(&mut self, old: u64) -> Result<bool, TreeError> {
         let (refs, flags) = refs_of(old, &self.extents, self.nodes, self.refs)?;

@@ -58,6 +58,7 @@ pub mod refs;
 pub mod reserve;
 mod settle;
 pub mod space;
+pub mod subvolumes;
 pub mod transaction;
 pub mod tree;
 pub mod view;

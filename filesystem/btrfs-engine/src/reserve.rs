@@ -65,6 +65,15 @@ impl Transaction {
         Err(ChangeError::Space(SpaceError::Full(Use::Metadata)))
     }
 
+    /// As [`Transaction::admit`], for a number of small items of one tree.
+    ///
+    /// # Errors
+    /// If there is not enough space.
+    pub fn admit_more(&self, tree: u64, changes: u64, refs: u64) -> Result<(), ChangeError> {
+        let bytes = changes.saturating_mul(ROOT_ITEM_BYTES);
+        self.admit(&[TreeCost { tree, changes, bytes }], refs, false)
+    }
+
     /// The nodes that changes and the commit of all may need.
     fn bound(&self, costs: &[TreeCost], data_refs: u64) -> u64 {
         let own: u64 = costs.iter().map(|cost| self.nodes_of(cost)).sum();

@@ -16,6 +16,7 @@ use sealblock_btrfs_format::features::CompatRo;
 use sealblock_btrfs_format::item_changes::ItemChanges;
 use sealblock_btrfs_format::items::extent::ExtentFlags;
 use sealblock_btrfs_format::items::extent_buf::ExtentItemBuf;
+use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::items::root::{RootItemBuf, RootNode};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::node::{Header, Node, flags};
@@ -30,6 +31,7 @@ use crate::file_map::FileMapError;
 use crate::nodes::Nodes;
 use crate::refs::{DelayedRefs, NewExtent, RefsError};
 use crate::space::{Space, SpaceError, Use};
+use crate::subvolumes::SubvolumeError;
 use crate::tree::{NodeMap, NodeSource, Tree, TreeError, TreeView};
 use crate::view::Items;
 
@@ -60,6 +62,9 @@ pub enum ChangeError {
     /// An item cannot be read.
     #[error("{0} is damaged")]
     Item(Key),
+    /// A subvolume cannot be made or deleted.
+    #[error(transparent)]
+    Subvolume(#[from] SubvolumeError),
 }
 
 impl From<TreeError> for ChangeError {
@@ -115,6 +120,8 @@ struct OpenTree {
     item: Option<(Key, RootItemBuf)>,
     /// Bytes of its nodes.
     bytes_used: u64,
+    /// When files in it changed in the open transaction.
+    changed: Option<Timespec>,
 }
 
 impl OpenTree {
@@ -137,6 +144,8 @@ pub struct Transaction {
     pub refs: DelayedRefs,
     /// Its chunks.
     pub chunks: Chunks,
+    /// The highest number that a new subvolume got.
+    pub highest_subvolume: u64,
     /// The superblock of the last transaction, with the system chunks of the open one.
     pub superblock: Superblock,
     changes: u64,
@@ -160,6 +169,7 @@ impl Transaction {
             space: Space::new(geometry.node_bytes, geometry.sector_bytes),
             refs: DelayedRefs::new(),
             chunks,
+            highest_subvolume: 0,
             superblock: *superblock,
             changes: 0,
         };
@@ -186,6 +196,7 @@ impl Transaction {
     pub fn open_next(&mut self) {
         debug_assert!(self.nodes.dirty_count() == 0 && self.refs.is_empty());
         self.geometry.generation += 1;
+        self.trees.values_mut().for_each(|open| open.changed = None);
     }
 
     /// Something changes that is not part of a tree.
@@ -240,7 +251,7 @@ impl Transaction {
             ..Header::new_zeroed()
         };
         let tree = Tree { root, header, node_bytes: self.geometry.node_bytes };
-        self.trees.insert(id, OpenTree { tree, item, bytes_used });
+        self.trees.insert(id, OpenTree { tree, item, bytes_used, changed: None });
     }
 
     /// Opens a tree, if it is not open.
@@ -286,15 +297,25 @@ impl Transaction {
     /// # Errors
     /// If a node is not in memory.
     pub fn touch_counting(&self, id: u64, range: RangeInclusive<Key>) -> Result<u64, ChangeError> {
+        self.touch_as(id, range, None)
+    }
+
+    /// As [`Transaction::touch_counting`], for a change before which the nodes of the tree become shared as `sharing` says.
+    ///
+    /// # Errors
+    /// If a node is not in memory.
+    pub fn touch_as(&self, id: u64, range: RangeInclusive<Key>, sharing: Option<Sharing>) -> Result<u64, ChangeError> {
         let open = self.trees.get(&id).ok_or(ChangeError::NoTree(id))?;
-        let (sharing, extents) = (open.sharing(self.geometry.generation), self.trees.get(&objectid::EXTENT_TREE));
+        let will_share = sharing.is_some();
+        let sharing = sharing.unwrap_or_else(|| open.sharing(self.geometry.generation));
+        let extents = self.trees.get(&objectid::EXTENT_TREE);
         let mut children = 0;
         let see = |bytenr: u64| {
             let Some(node) = self.nodes.get(bytenr).and_then(|bytes| Node::decode(bytes).ok()) else { return Ok(()) };
             let may_share = bytenr != open.tree.root.bytenr && sharing.may_have(id, &node);
             if let Some(extents) = extents.filter(|_| may_share) {
                 let (refs, flags) = refs_of(bytenr, &extents.tree, &self.nodes, &self.refs)?;
-                let is_changed = refs > 1 || flags.contains(ExtentFlags::FULL_BACKREF);
+                let is_changed = refs > 1 || will_share || flags.contains(ExtentFlags::FULL_BACKREF);
                 children += if is_changed { 2 * u64::from(node.header().nritems.get()) } else { 0 };
             }
             Ok(())
@@ -393,8 +414,11 @@ impl Transaction {
             if is_same {
                 return None;
             }
-            let mut new = item.clone();
+            let mut new = *item;
             new.set_root(open.tree.root, open.bytes_used, [0; 16]);
+            if let Some(now) = open.changed {
+                new.set_changed(self.geometry.generation, now);
+            }
             Some((*id, *key, new))
         });
         changed.collect()
@@ -407,9 +431,53 @@ impl Transaction {
         }
     }
 
-    /// The root item of an open tree.
-    pub fn root_item(&self, id: u64) -> Option<&RootItemBuf> {
-        self.trees.get(&id)?.item.as_ref().map(|(_, item)| item)
+    /// The root item of an open tree, and its key. The root node in it may be an older one.
+    pub fn root_item(&self, id: u64) -> Option<(Key, RootItemBuf)> {
+        self.trees.get(&id)?.item
+    }
+
+    /// Files of a subvolume changed at this time.
+    pub fn mark_changed(&mut self, id: u64, now: Timespec) {
+        if let Some(open) = self.trees.get_mut(&id).filter(|_| objectid::is_subvolume(id)) {
+            open.changed = Some(now);
+        }
+    }
+
+    /// Makes the first node of a new tree, whose root item is stored.
+    ///
+    /// # Errors
+    /// If there is no space.
+    pub fn create_tree(&mut self, id: u64, key: Key, item: RootItemBuf) -> Result<(), ChangeError> {
+        self.add_tree(id, RootNode { bytenr: 0, level: 0, generation: 0 }, Some((key, item)), 0);
+        self.edit(id, |tree, editor| {
+            *tree = Tree::create(tree.header, tree.node_bytes, editor)?;
+            Ok(())
+        })
+    }
+
+    /// The number of children of the root node of an open tree.
+    ///
+    /// # Errors
+    /// If it is not in memory.
+    pub fn children_of_root(&self, id: u64) -> Result<u64, ChangeError> {
+        self.touch_root(id)?;
+        let root = self.root(id).ok_or(ChangeError::NoTree(id))?;
+        let node = self.nodes.get(root.bytenr).and_then(|bytes| Node::decode(bytes).ok());
+        Ok(node.map_or(0, |node| node.header().nritems.get().into()))
+    }
+
+    /// Makes a tree that has a copy of the root node of another one, and shares all nodes below with it. The other tree
+    /// gets a root node that is its own.
+    ///
+    /// # Errors
+    /// If the root is not in memory, or there is no space.
+    pub fn copy_as_snapshot(&mut self, source: u64, id: u64, key: Key, item: RootItemBuf) -> Result<(), ChangeError> {
+        self.edit(source, |tree, editor| Ok::<_, ChangeError>(tree.copy_root(editor)?))?;
+        let open = self.trees.get(&source).ok_or(ChangeError::NoTree(source))?;
+        let (root, bytes_used) = (open.tree.root, open.bytes_used);
+        let node_bytes = u64::from(self.geometry.node_bytes);
+        self.add_tree(id, root, Some((key, item)), bytes_used.saturating_sub(node_bytes));
+        self.edit(id, |tree, editor| Ok(tree.copy_shared_root(editor)?))
     }
 }
 
@@ -473,6 +541,10 @@ impl NodeMap for Editor<'_> {
 
     fn can_copy(&self, bytenr: u64) -> bool {
         !self.may_share(bytenr) || self.is_shared(bytenr).is_ok()
+    }
+
+    fn root_shared(&mut self, _old: u64, new: u64) -> Result<(), TreeError> {
+        self.share_children(new)
     }
 
     fn copied(&mut self, old: u64, _new: u64, is_root: bool) -> Result<(), TreeError> {

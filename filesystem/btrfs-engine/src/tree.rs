@@ -110,6 +110,12 @@ pub trait NodeMap: NodeSource {
     /// Puts a dirty node in.
     fn put(&mut self, bytenr: u64, bytes: Self::Bytes);
 
+    /// The root of another tree was copied as the root of this one, which shares all nodes below it.
+    ///
+    /// # Errors
+    /// If the references of the nodes cannot be counted.
+    fn root_shared(&mut self, old: u64, new: u64) -> Result<(), TreeError>;
+
     /// A node is no longer part of the tree.
     ///
     /// # Errors
@@ -373,6 +379,17 @@ impl Tree {
         Ok(bytenr)
     }
 
+    /// Copies the root node, which is that of another tree. All nodes below are then nodes of both.
+    ///
+    /// # Errors
+    /// If it is not in memory, or there is no space.
+    pub fn copy_shared_root(&mut self, nodes: &mut impl NodeMap) -> Result<(), TreeError> {
+        let old = self.root.bytenr;
+        let new = self.copy_node(nodes, old)?;
+        (self.root.bytenr, self.root.generation) = (new, self.header.generation.get());
+        nodes.root_shared(old, new)
+    }
+
     /// Copies all nodes of a path that earlier transactions wrote, from the root down.
     fn copy_path(&mut self, nodes: &mut impl NodeMap, path: &mut Path) -> Result<(), TreeError> {
         for depth in 0..path.len() {
@@ -403,6 +420,13 @@ impl Tree {
         if nodes.is_own(bytenr) {
             return Ok(bytenr);
         }
+        let new = self.copy_node(nodes, bytenr)?;
+        nodes.copied(bytenr, new, bytenr == self.root.bytenr)?;
+        Ok(new)
+    }
+
+    /// A copy of a node at another address, which belongs to this tree.
+    fn copy_node(&self, nodes: &mut impl NodeMap, bytenr: u64) -> Result<u64, TreeError> {
         let old = read(nodes, bytenr)?.header();
         let (level, flags) = (old.level, old.flags.get() & !(flags::WRITTEN | flags::RELOC));
         let (new, mut bytes) = nodes.allocate(level)?;
@@ -420,7 +444,6 @@ impl Tree {
         };
         opened.map_err(|error| TreeError::Edit { bytenr, error })?;
         nodes.put(new, bytes);
-        nodes.copied(bytenr, new, bytenr == self.root.bytenr)?;
         Ok(new)
     }
 

@@ -47,6 +47,10 @@ impl NodeMap for Nodes {
         true
     }
 
+    fn root_shared(&mut self, _old: u64, _new: u64) -> Result<(), TreeError> {
+        Ok(())
+    }
+
     fn copied(&mut self, old: u64, _new: u64, _is_root: bool) -> Result<(), TreeError> {
         self.free(old)
     }
