@@ -187,6 +187,16 @@ impl Key {
             (None, None) => Some(carry(self.objectid.checked_add(1)?, ItemType(0))),
         }
     }
+
+    /// The key before it, if this is not the first one.
+    pub fn previous(self) -> Option<Key> {
+        let borrow = |objectid, item_type| Key { objectid, item_type, offset: u64::MAX };
+        match (self.offset.checked_sub(1), self.item_type.0.checked_sub(1)) {
+            (Some(offset), _) => Some(Key { offset, ..self }),
+            (None, Some(item_type)) => Some(borrow(self.objectid, ItemType(item_type))),
+            (None, None) => Some(borrow(self.objectid.checked_sub(1)?, ItemType(u8::MAX))),
+        }
+    }
 }
 
 impl fmt::Display for Key {
@@ -230,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_sort_by_object_then_type_then_offset_and_next_is_next() {
+    fn keys_sort_by_object_then_type_then_offset_and_have_neighbours() {
         let keys = [
             Key::MIN,
             Key::new(0, ItemType(0), 1),
@@ -244,6 +254,10 @@ mod tests {
         assert_eq!(keys[4].next(), Some(keys[5]));
         assert_eq!(Key::new(1, ItemType(255), u64::MAX).next(), Some(Key::new(2, ItemType(0), 0)));
         assert_eq!(Key::MAX.next(), None);
+        assert_eq!(Key::MIN.previous(), None);
+        for key in [&keys[..6], &[Key::new(1, ItemType(255), u64::MAX), Key::new(1, ItemType(2), 7)]].concat() {
+            assert_eq!(key.next().and_then(Key::previous), Some(key));
+        }
     }
 
     #[test]
