@@ -312,3 +312,98 @@ fn inherited_flags(directory: InodeFlags, kind: FileType) -> InodeFlags {
     }
     flags
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::names::model::{GENERATION, OWNER, TOP, Tree, context, geometry, new_tree, time};
+    use crate::names::{NewFile, Place};
+
+    #[test]
+    fn device_numbers_are_those_of_linux() {
+        assert_eq!(device_number(8, 1), Ok(0x80_0001));
+        assert_eq!(device_number(0xfff, 0xf_ffff), Ok(u64::from(u32::MAX)));
+        for (major, minor) in [(0x1000, 0), (0, 0x10_0000)] {
+            assert!(matches!(device_number(major, minor), Err(PlanError::InvalidArgument(_))));
+        }
+    }
+
+    #[test]
+    fn attributes_change_as_they_are_given_and_the_others_stay() {
+        let (tree, geometry) = (new_tree(), geometry());
+        let mut plan = Plan::new(&tree, context(&geometry));
+        let before = plan.inode(TOP).unwrap();
+        let none = AttributeChanges::default();
+        let inode = plan.set_attributes(TOP, &AttributeChanges { permissions: Some(0o1700), ..none }).unwrap();
+        assert_eq!((inode.mode.get(), inode.uid, inode.mtime), (0o041_700, before.uid, before.mtime));
+        assert_eq!((inode.ctime, inode.transid.get(), inode.sequence.get()), (time(50), GENERATION, 1));
+        let changes = AttributeChanges { uid: Some(1), gid: Some(2), mtime: Some(time(-5)), ..none };
+        let inode = plan.set_attributes(TOP, &changes).unwrap();
+        assert_eq!((inode.uid.get(), inode.gid.get(), inode.mtime, inode.atime), (1, 2, time(-5), before.atime));
+        let changes = AttributeChanges { atime: Some(time(8)), ctime: Some(time(9)), ..none };
+        let inode = plan.set_attributes(TOP, &changes).unwrap();
+        assert_eq!((inode.atime, inode.ctime, inode.otime), (time(8), time(9), before.otime));
+        assert_eq!(plan.inode(TOP), Ok(inode));
+        let late = Timespec { seconds: 0.into(), nanoseconds: NANOSECONDS.into() };
+        for changes in [
+            AttributeChanges { permissions: Some(0o10_000), ..none },
+            AttributeChanges { atime: Some(late), ..none },
+            AttributeChanges { mtime: Some(late), ..none },
+            AttributeChanges { ctime: Some(late), ..none },
+        ] {
+            assert!(matches!(plan.set_attributes(TOP, &changes), Err(PlanError::InvalidArgument(_))), "{changes:?}");
+        }
+        assert_eq!(plan.set_attributes(999, &none), Err(PlanError::NotFound));
+    }
+
+    #[test]
+    fn flags_change_where_they_may() {
+        use InodeFlags as F;
+        let (tree, geometry) = (new_tree(), geometry());
+        let mut plan = Plan::new(&tree, context(&geometry));
+        let new = |plan: &mut Plan<'_, Tree>, name: &str, file| {
+            plan.create(Place { directory: TOP, name: name.as_bytes() }, file, &OWNER).unwrap()
+        };
+        let file = new(&mut plan, "file", NewFile::Regular);
+        let symlink = new(&mut plan, "symlink", NewFile::Symlink(b"x"));
+        let flags = |plan: &mut Plan<'_, Tree>, ino, wanted| plan.set_flags(ino, wanted).map(|inode| inode.flags());
+        let refused = |result| assert!(matches!(result, Err(PlanError::InvalidArgument(_))), "{result:?}");
+        assert_eq!(flags(&mut plan, file, F::NODATACOW | F::SYNC), Ok(F::NODATACOW | F::NODATASUM | F::SYNC));
+        assert_eq!(flags(&mut plan, TOP, F::NODATACOW), Ok(F::NODATACOW));
+        assert_eq!(flags(&mut plan, file, F::empty()), Ok(F::empty()));
+        assert_eq!(flags(&mut plan, file, F::IMMUTABLE), Ok(F::IMMUTABLE));
+        assert_eq!(flags(&mut plan, file, F::COMPRESS), Ok(F::COMPRESS), "an immutable file can become another one");
+        refused(flags(&mut plan, file, F::COMPRESS | F::NOCOMPRESS));
+        refused(flags(&mut plan, file, F::COMPRESS | F::NODATACOW));
+        refused(flags(&mut plan, file, F::NODATASUM));
+        refused(flags(&mut plan, file, F::from_bits_retain(1 << 40)));
+        refused(flags(&mut plan, symlink, F::NOATIME));
+        plan.edit_inode(file, |inode| {
+            (inode.size, inode.flags) = (1.into(), (F::PREALLOC | F::NODATASUM).bits().into());
+            Ok(())
+        })
+        .unwrap();
+        refused(flags(&mut plan, file, F::NODATACOW));
+        assert_eq!(flags(&mut plan, file, F::NODUMP), Ok(F::PREALLOC | F::NODATASUM | F::NODUMP), "others stay");
+    }
+
+    #[test]
+    fn inodes_that_cannot_be_written_are_refused() {
+        let (mut tree, geometry) = (new_tree(), geometry());
+        let good = *Plan::new(&tree, context(&geometry)).inode(TOP).as_ref().unwrap();
+        let mut with = |inode: InodeItem| {
+            tree.insert(inode_key(TOP), inode.as_bytes().to_vec());
+            Plan::new(&tree, context(&geometry)).inode(TOP)
+        };
+        let verity = InodeItem { flags: InodeFlags::VERITY.bits().into(), ..good };
+        assert_eq!(with(verity), Ok(verity));
+        for bad in [InodeItem { flags: (1 << 50).into(), ..good }, InodeItem { mode: 0o644.into(), ..good }] {
+            assert!(matches!(with(bad), Err(PlanError::Damaged { .. })));
+        }
+        let tree = BTreeMap::from([(inode_key(TOP), vec![0; 159])]);
+        let error = Plan::new(&tree, context(&geometry)).inode(TOP);
+        assert!(matches!(error, Err(PlanError::Shape { .. })));
+    }
+}

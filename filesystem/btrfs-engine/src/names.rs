@@ -16,6 +16,8 @@ mod backrefs;
 mod entries;
 #[cfg(test)]
 pub(crate) mod model;
+#[cfg(test)]
+mod random;
 mod rename;
 #[cfg(test)]
 mod tests;
@@ -144,7 +146,8 @@ impl<V: Items> Plan<'_, V> {
         self.add_link(ino, place, false)
     }
 
-    /// Gives a file its first name, which [`Plan::create_unnamed`] made.
+    /// Gives a file its first name, which [`Plan::create_unnamed`] made. Whether it was that is the caller's to know: a
+    /// file that lost its last name looks the same, and must not come back.
     ///
     /// # Errors
     /// Those of [`Plan::link`]; [`PlanError::InvalidArgument`] if it has a name.
@@ -159,7 +162,7 @@ impl<V: Items> Plan<'_, V> {
             let kind = kind_of(&inode);
             match inode.nlink.get() {
                 _ if kind == FileType::Directory => return Err(PlanError::LinkOfDirectory),
-                0 if is_unnamed => plan.remove_orphan(ino)?,
+                0 if is_unnamed && kind == FileType::Regular => plan.remove_orphan(ino)?,
                 0 => return Err(PlanError::NotFound),
                 _ if is_unnamed => return Err(PlanError::InvalidArgument("the file has a name")),
                 MAX_LINKS.. => return Err(PlanError::TooManyLinks),

@@ -130,3 +130,105 @@ fn before(ino: u64, key: Key) -> Option<RangeInclusive<Key>> {
     let range = key.previous().map(|end| *items_of(ino).start()..=end);
     range.filter(|range| !range.is_empty())
 }
+
+#[cfg(test)]
+mod tests {
+    use sealblock_btrfs_format::items::inode::InodeItem;
+    use zerocopy::{FromBytes, IntoBytes};
+
+    use super::*;
+    use crate::inode::inode_key;
+    use crate::names::model::{OWNER, TOP, Tree, apply, check, context, geometry, new_tree};
+    use crate::names::{NewFile, Place};
+    use crate::xattrs::XattrMode;
+
+    /// A tree with an inode of these attributes that lost its last name.
+    fn orphan(file: NewFile<'_>, xattrs: usize) -> (Tree, u64) {
+        let (mut tree, geometry) = (new_tree(), geometry());
+        let mut plan = Plan::new(&tree, context(&geometry));
+        let place = Place { directory: TOP, name: b"name" };
+        let ino = plan.create(place, file, &OWNER).unwrap();
+        for number in 0..xattrs {
+            plan.set_xattr(ino, format!("user.{number}").as_bytes(), b"value", XattrMode::Create).unwrap();
+        }
+        let unlinked = if file == NewFile::Directory { plan.rmdir(place) } else { plan.unlink(place) };
+        assert!(unlinked.unwrap().is_orphan);
+        let changes = plan.into_changes();
+        apply(&mut tree, changes);
+        check(&tree, &geometry);
+        (tree, ino)
+    }
+
+    fn delete(tree: &mut Tree, ino: u64, most: usize) -> Result<bool, PlanError> {
+        let geometry = geometry();
+        let mut plan = Plan::new(tree, context(&geometry));
+        let result = plan.delete_inode(ino, most);
+        let changes = plan.into_changes();
+        assert!(result.is_ok() || changes.is_empty());
+        apply(tree, changes);
+        result
+    }
+
+    #[test]
+    fn an_inode_goes_in_steps_and_stays_an_orphan_until_the_last_one() {
+        let items_of_empty = new_tree().len();
+        for most in [1, 2, 3, 7, 13, 14, 1000] {
+            let (mut tree, ino) = orphan(NewFile::Symlink(b"target"), 12);
+            let mut steps = 1;
+            while !delete(&mut tree, ino, most).unwrap() {
+                assert!(tree.contains_key(&inode_key(ino)) && tree.contains_key(&orphan_key(ino)));
+                steps += 1;
+            }
+            assert_eq!((steps, tree.len()), (14_usize.div_ceil(most), items_of_empty), "{most}");
+        }
+        let (mut tree, ino) = orphan(NewFile::Directory, 0);
+        assert_eq!(delete(&mut tree, ino, 0), Ok(false));
+        assert_eq!(delete(&mut tree, ino, 1), Ok(true));
+        assert_eq!(delete(&mut tree, ino, 1), Err(PlanError::NotFound));
+        check(&tree, &geometry());
+    }
+
+    #[test]
+    fn an_inode_that_still_has_something_stays() {
+        let (mut tree, ino) = orphan(NewFile::Regular, 1);
+        let extent = |address: u8| {
+            let mut data = vec![0; 53];
+            (data[20], data[22], data[46]) = (1, address, 16);
+            data
+        };
+        let key = Key::new(ino, ItemType::EXTENT_DATA, 4096);
+        tree.insert(key, extent(1));
+        assert_eq!(delete(&mut tree, ino, 9), Err(PlanError::InUse { ino, what: "extents" }));
+        let foreign = Key::new(ino, ItemType::DIR_INDEX, 2);
+        tree.insert(key, extent(0));
+        tree.insert(foreign, vec![0; 30]);
+        assert!(matches!(delete(&mut tree, ino, 9), Err(PlanError::Damaged { .. })), "entries");
+        tree.remove(&foreign);
+        let foreign = Key::new(ino, ItemType::INODE_REF, TOP);
+        tree.insert(foreign, vec![0; 10]);
+        assert!(matches!(delete(&mut tree, ino, 9), Err(PlanError::Damaged { .. })), "names");
+        tree.remove(&foreign);
+        assert_eq!(delete(&mut tree, ino, 9), Ok(true), "a hole is no extent");
+        assert_eq!(delete(&mut tree, TOP, 9), Err(PlanError::InUse { ino: TOP, what: "links" }));
+    }
+
+    #[test]
+    fn orphans_are_found_and_those_with_names_are_forgotten() {
+        let (mut tree, ino) = orphan(NewFile::Regular, 0);
+        let mut top = *InodeItem::ref_from_bytes(&tree[&inode_key(ino)]).unwrap();
+        top.nlink = 1.into();
+        tree.insert(inode_key(300), top.as_bytes().to_vec());
+        tree.insert(orphan_key(300), Vec::new());
+        tree.insert(orphan_key(301), Vec::new());
+        let geometry = geometry();
+        let mut plan = Plan::new(&tree, context(&geometry));
+        let next = |plan: &Plan<'_, Tree>, from| plan.next_orphan(from).unwrap();
+        assert_eq!([0, ino + 1, 301, 302].map(|from| next(&plan, from)), [Some(ino), Some(300), Some(301), None]);
+        assert_eq!(plan.recover_orphan(ino), Ok(Orphan::Unlinked));
+        assert!(plan.changes().is_empty());
+        assert_eq!(plan.recover_orphan(300), Ok(Orphan::Stale), "it has a name");
+        assert_eq!(plan.recover_orphan(301), Ok(Orphan::Stale), "there is no such inode");
+        assert_eq!(plan.recover_orphan(301), Err(PlanError::NotFound));
+        assert_eq!((plan.changes().len(), next(&plan, ino + 1)), (2, None), "nothing else changed");
+    }
+}

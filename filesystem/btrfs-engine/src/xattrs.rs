@@ -162,3 +162,152 @@ impl<V: Items> Plan<'_, V> {
         self.put_xattr(ino, COMPRESSION, algorithm, XattrMode::Create)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::inode::{AttributeChanges, inode_key};
+    use crate::names::model::{
+        GENERATION, OWNER, TOP, Tree, apply, check, colliding_names, context, geometry, new_tree, time,
+    };
+    use crate::names::{NewFile, Place};
+
+    fn change<T>(
+        tree: &mut Tree,
+        operation: impl FnOnce(&mut Plan<'_, Tree>) -> Result<T, PlanError>,
+    ) -> Result<T, PlanError> {
+        let geometry = geometry();
+        let mut plan = Plan::new(tree, context(&geometry));
+        let result = operation(&mut plan);
+        let changes = plan.into_changes();
+        assert!(result.is_ok() || changes.is_empty());
+        apply(tree, changes);
+        result
+    }
+
+    #[test]
+    fn attributes_with_equal_hashes_are_those_of_a_map() {
+        let (mut tree, mut model) = (new_tree(), BTreeMap::<Vec<u8>, Vec<u8>>::new());
+        let (mut random, names) =
+            (fastrand::Rng::with_seed(1), [colliding_names(20), vec![b"user.a".to_vec()]].concat());
+        let (mut full, most) = (0, 4096 - 101 - 25);
+        for _ in 0..5000 {
+            let (name, value) = (&names[random.usize(..names.len())], vec![random.u8(..); random.usize(..600)]);
+            let mode = [XattrMode::Set, XattrMode::Create, XattrMode::Replace][random.usize(..3)];
+            let bytes_of = |(name, value): (&Vec<u8>, &Vec<u8>)| 30 + name.len() + value.len();
+            let others = model.iter().filter(|(other, _)| *other != name && name_hash(other) == name_hash(name));
+            let bytes = others.map(bytes_of).sum::<usize>() + bytes_of((name, &value));
+            if random.u8(..3) == 0 {
+                let removed = model.remove(name).map(drop).ok_or(PlanError::NoAttribute);
+                assert_eq!(change(&mut tree, |plan| plan.remove_xattr(TOP, name)), removed);
+            } else {
+                let expected = match (model.contains_key(name), mode) {
+                    (true, XattrMode::Create) => Err(PlanError::Exists),
+                    (false, XattrMode::Replace) => Err(PlanError::NoAttribute),
+                    _ if bytes > most => Err(PlanError::NoSpaceForXattr),
+                    _ => Ok(()),
+                };
+                full += usize::from(expected == Err(PlanError::NoSpaceForXattr));
+                assert_eq!(change(&mut tree, |plan| plan.set_xattr(TOP, name, &value, mode)), expected);
+                if expected.is_ok() {
+                    model.insert(name.clone(), value);
+                }
+            }
+            let geometry = geometry();
+            let plan = Plan::new(&tree, context(&geometry));
+            assert_eq!(plan.xattr(TOP, name).unwrap(), model.get(name).map(|value| &value[..]));
+            let mut found = plan.xattr_names(TOP).unwrap();
+            found.sort();
+            assert!(found.iter().eq(model.keys()));
+            check(&tree, &geometry);
+        }
+        assert!(full > 100, "the item was full");
+    }
+
+    #[test]
+    fn the_largest_attribute_fills_a_leaf_and_marks_its_inode() {
+        let mut tree = new_tree();
+        let set = |tree: &mut Tree, ino, name: &[u8], length| {
+            change(tree, |plan| plan.set_xattr(ino, name, &vec![1; length], XattrMode::Set))
+        };
+        let most = 4096 - 101 - 25 - 30 - 6;
+        assert_eq!(set(&mut tree, TOP, b"user.a", most + 1), Err(PlanError::NoSpaceForXattr));
+        assert_eq!(set(&mut tree, TOP, b"user.a", most), Ok(()));
+        assert_eq!(set(&mut tree, TOP, b"user.b", 70_000), Err(PlanError::NoSpaceForXattr));
+        assert_eq!(set(&mut tree, TOP, b"", 1), Err(PlanError::InvalidName));
+        assert_eq!(set(&mut tree, TOP, b"a\0", 1), Err(PlanError::InvalidName));
+        let long = [b'n'; 256];
+        assert_eq!(set(&mut tree, TOP, &long, 1), Err(PlanError::NameTooLong { length: 256, most: 255 }));
+        assert_eq!(set(&mut tree, TOP, &long[1..], 0), Ok(()));
+        assert_eq!(set(&mut tree, 999, b"user.a", 1), Err(PlanError::NotFound));
+        check(&tree, &geometry());
+        let geometry = geometry();
+        let plan = Plan::new(&tree, context(&geometry));
+        let top = plan.inode(TOP).unwrap();
+        assert_eq!((top.ctime, top.mtime), (time(50), time(1)));
+        assert_eq!((top.transid.get(), top.sequence.get()), (GENERATION, 2));
+        assert_eq!(plan.xattr(999, b"user.a"), Err(PlanError::NotFound));
+        assert_eq!(plan.xattr_names(999), Err(PlanError::NotFound));
+    }
+
+    #[test]
+    fn an_inode_that_must_not_change_keeps_its_attributes() {
+        let mut tree = new_tree();
+        change(&mut tree, |plan| plan.set_xattr(TOP, b"user.a", b"1", XattrMode::Set)).unwrap();
+        for (flags, flag) in [(InodeFlags::IMMUTABLE, "immutable"), (InodeFlags::APPEND, "append-only")] {
+            change(&mut tree, |plan| plan.set_flags(TOP, flags)).unwrap();
+            let refused = Err(PlanError::Protected { ino: TOP, flag });
+            assert_eq!(change(&mut tree, |plan| plan.set_xattr(TOP, b"user.a", b"2", XattrMode::Set)), refused);
+            assert_eq!(change(&mut tree, |plan| plan.remove_xattr(TOP, b"user.a")), refused);
+            let changes = AttributeChanges { uid: Some(1), ..AttributeChanges::default() };
+            assert_eq!(change(&mut tree, |plan| plan.set_attributes(TOP, &changes)).map(drop), refused);
+        }
+        change(&mut tree, |plan| plan.set_flags(TOP, InodeFlags::empty())).unwrap();
+        assert_eq!(change(&mut tree, |plan| plan.remove_xattr(TOP, b"user.a")), Ok(()));
+        assert_eq!(change(&mut tree, |plan| plan.remove_xattr(TOP, b"user.a")), Err(PlanError::NoAttribute));
+    }
+
+    #[test]
+    fn new_files_inherit_the_compression_of_their_directory() {
+        let cases: [(&[u8], NewFile<'_>, InodeFlags, Option<&[u8]>); 6] = [
+            (b"zstd:3", NewFile::Regular, InodeFlags::empty(), Some(b"zstd")),
+            (b"lzo", NewFile::Directory, InodeFlags::empty(), Some(b"lzo")),
+            (b"zlib", NewFile::Symlink(b"x"), InodeFlags::empty(), None),
+            (b"zlib", NewFile::Regular, InodeFlags::NODATACOW, None),
+            (b"none", NewFile::Regular, InodeFlags::empty(), None),
+            (b"unknown", NewFile::Regular, InodeFlags::empty(), None),
+        ];
+        for (value, file, flags, expected) in cases {
+            let mut tree = new_tree();
+            change(&mut tree, |plan| {
+                plan.set_flags(TOP, flags)?;
+                plan.set_xattr(TOP, COMPRESSION, value, XattrMode::Set)?;
+                let ino = plan.create(Place { directory: TOP, name: b"new" }, file, &OWNER)?;
+                assert_eq!(plan.xattr(ino, COMPRESSION)?, expected);
+                let compresses = plan.inode(ino)?.flags().contains(InodeFlags::COMPRESS);
+                assert_eq!(compresses, expected.is_some(), "{}", value.escape_ascii());
+                Ok(())
+            })
+            .unwrap();
+            check(&tree, &geometry());
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_damaged_is_refused() {
+        let mut tree = new_tree();
+        let key = key_of(TOP, b"user.a");
+        tree.insert(key, vec![0; 31]);
+        for result in [
+            change(&mut tree, |plan| plan.set_xattr(TOP, b"user.a", b"", XattrMode::Set)),
+            change(&mut tree, |plan| plan.remove_xattr(TOP, b"user.a")),
+            change(&mut tree, |plan| plan.xattr_names(TOP).map(drop)),
+        ] {
+            assert!(matches!(result, Err(PlanError::Shape { key: found, .. }) if found == key), "{result:?}");
+        }
+        tree.remove(&inode_key(TOP));
+        assert_eq!(change(&mut tree, |plan| plan.remove_xattr(TOP, b"user.a")), Err(PlanError::NotFound));
+    }
+}

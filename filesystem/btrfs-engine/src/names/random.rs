@@ -1,0 +1,616 @@
+//! Random operations, compared with a filesystem of maps. It says for each operation whether it is possible, and why not.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::RangeInclusive;
+
+use sealblock_btrfs_format::items::Item;
+use sealblock_btrfs_format::items::directory::{FileType, Target};
+use sealblock_btrfs_format::key::{ItemType, Key};
+use sealblock_btrfs_format::names::name_hash;
+use sealblock_btrfs_format::superblock::Geometry;
+
+use super::model::{OWNER, TOP, Tree, apply, check, colliding_names, context, geometry, new_tree};
+use super::{NewFile, Place, RenameMode, Renamed, Unlinked};
+use crate::inode::AttributeChanges;
+use crate::plan::{Plan, PlanError};
+use crate::tree::TreeError;
+use crate::view::Items;
+use crate::xattrs::XattrMode;
+
+/// The data of the largest item of a leaf of 4 KiB.
+const MOST: usize = 4096 - 101 - 25;
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct File {
+    kind: FileType,
+    nlink: u32,
+    permissions: u32,
+    entries: BTreeMap<Vec<u8>, Target>,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Files(BTreeMap<u64, File>);
+
+/// An operation with its arguments.
+#[derive(Clone, Debug)]
+enum Op {
+    Create(u64, Vec<u8>, FileType),
+    CreateUnnamed(u64),
+    Link(u64, u64, Vec<u8>),
+    LinkUnnamed(u64, u64, Vec<u8>),
+    Unlink(u64, Vec<u8>),
+    Rmdir(u64, Vec<u8>),
+    Rename(u64, Vec<u8>, u64, Vec<u8>, RenameMode),
+    AddSubvolume(u64, Vec<u8>, u64),
+    RemoveSubvolume(u64, Vec<u8>),
+    SetXattr(u64, Vec<u8>, Vec<u8>, XattrMode),
+    RemoveXattr(u64, Vec<u8>),
+    SetPermissions(u64, u32),
+    Delete(u64, usize),
+}
+
+/// What an operation returns.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Answer {
+    Done,
+    Ino(u64),
+    Unlinked(Unlinked),
+    Renamed(Renamed),
+    Subvolume(u64),
+    Deleted(bool),
+}
+
+fn run<V: Items>(plan: &mut Plan<'_, V>, op: &Op) -> Result<Answer, PlanError> {
+    let place = |directory: &u64, name| Place { directory: *directory, name };
+    match op {
+        Op::Create(directory, name, kind) => {
+            let file = match kind {
+                FileType::Regular => NewFile::Regular,
+                FileType::Directory => NewFile::Directory,
+                FileType::Symlink => NewFile::Symlink(b"target"),
+                FileType::Fifo => NewFile::Fifo,
+                FileType::Socket => NewFile::Socket,
+                FileType::CharacterDevice => NewFile::CharacterDevice(0x10_0003),
+                FileType::BlockDevice => NewFile::BlockDevice(0x80_0001),
+                FileType::Unknown | FileType::Xattr => unreachable!("no such file"),
+            };
+            plan.create(place(directory, name), file, &OWNER).map(Answer::Ino)
+        }
+        Op::CreateUnnamed(directory) => plan.create_unnamed(*directory, &OWNER).map(Answer::Ino),
+        Op::Link(ino, directory, name) => plan.link(*ino, place(directory, name)).map(|()| Answer::Done),
+        Op::LinkUnnamed(ino, directory, name) => plan.link_unnamed(*ino, place(directory, name)).map(|()| Answer::Done),
+        Op::Unlink(directory, name) => plan.unlink(place(directory, name)).map(Answer::Unlinked),
+        Op::Rmdir(directory, name) => plan.rmdir(place(directory, name)).map(Answer::Unlinked),
+        Op::Rename(from, old, to, new, mode) => {
+            plan.rename(place(from, old), place(to, new), *mode).map(Answer::Renamed)
+        }
+        Op::AddSubvolume(directory, name, id) => {
+            plan.add_subvolume_entry(place(directory, name), *id).map(|_| Answer::Done)
+        }
+        Op::RemoveSubvolume(directory, name) => {
+            plan.remove_subvolume_entry(place(directory, name), None).map(Answer::Subvolume)
+        }
+        Op::SetXattr(ino, name, value, mode) => plan.set_xattr(*ino, name, value, *mode).map(|()| Answer::Done),
+        Op::RemoveXattr(ino, name) => plan.remove_xattr(*ino, name).map(|()| Answer::Done),
+        Op::SetPermissions(ino, bits) => {
+            let changes = AttributeChanges { permissions: Some(*bits), ..AttributeChanges::default() };
+            plan.set_attributes(*ino, &changes).map(|_| Answer::Done)
+        }
+        Op::Delete(ino, most) => plan.delete_inode(*ino, *most).map(Answer::Deleted),
+    }
+}
+
+impl Files {
+    fn file(&self, ino: u64) -> Result<&File, PlanError> {
+        self.0.get(&ino).ok_or(PlanError::NotFound)
+    }
+
+    fn directory(&self, ino: u64) -> Result<&File, PlanError> {
+        let file = self.file(ino)?;
+        match file.kind {
+            FileType::Directory if file.nlink == 0 => Err(PlanError::NotFound),
+            FileType::Directory => Ok(file),
+            _ => Err(PlanError::NotADirectory),
+        }
+    }
+
+    fn entry(&self, directory: u64, name: &[u8]) -> Result<Target, PlanError> {
+        self.directory(directory)?.entries.get(name).copied().ok_or(PlanError::NotFound)
+    }
+
+    fn free(&self, directory: u64, name: &[u8]) -> Result<(), PlanError> {
+        if self.directory(directory)?.entries.contains_key(name) { Err(PlanError::Exists) } else { Ok(()) }
+    }
+
+    fn inode(&self, target: Target) -> Result<(u64, &File), PlanError> {
+        match target {
+            Target::Inode(ino) => Ok((ino, &self.0[&ino])),
+            Target::Subvolume(id) => Err(PlanError::IsSubvolume(id)),
+        }
+    }
+
+    fn put(&mut self, directory: u64, name: &[u8], target: Target) -> Result<(), PlanError> {
+        let entries = &mut self.0.get_mut(&directory).unwrap().entries;
+        let is_alike = |other: &&Vec<u8>| name_hash(other) == name_hash(name);
+        let bytes: usize = entries.keys().filter(is_alike).map(|other| 30 + other.len()).sum();
+        if bytes + 30 + name.len() > MOST {
+            return Err(PlanError::CollisionsFull);
+        }
+        assert_eq!(entries.insert(name.to_vec(), target), None);
+        Ok(())
+    }
+
+    fn take(&mut self, directory: u64, name: &[u8]) {
+        self.0.get_mut(&directory).unwrap().entries.remove(name).unwrap();
+    }
+
+    fn lose(&mut self, ino: u64) -> Unlinked {
+        let file = self.0.get_mut(&ino).unwrap();
+        file.nlink -= 1;
+        Unlinked { ino, is_orphan: file.nlink == 0 }
+    }
+
+    fn is_within(&self, mut at: u64, other: u64) -> bool {
+        while at != other && at != TOP {
+            let holds = |file: &File| file.entries.values().any(|target| *target == Target::Inode(at));
+            at = *self.0.iter().find(|(_, file)| holds(file)).expect("a directory has a parent").0;
+        }
+        at == other
+    }
+
+    /// Does an operation. After an error, what it left must be thrown away.
+    fn run(&mut self, op: &Op, new_ino: u64) -> Result<Answer, PlanError> {
+        let new = |kind, nlink| File {
+            kind,
+            nlink,
+            permissions: OWNER.permissions,
+            entries: BTreeMap::new(),
+            xattrs: BTreeMap::new(),
+        };
+        match op {
+            Op::Create(directory, name, kind) => {
+                self.free(*directory, name)?;
+                self.put(*directory, name, Target::Inode(new_ino))?;
+                let mut file = new(*kind, 1);
+                if file.kind == FileType::Directory {
+                    file.permissions |= self.0[directory].permissions & 0o2000;
+                }
+                self.0.insert(new_ino, file);
+                Ok(Answer::Ino(new_ino))
+            }
+            Op::CreateUnnamed(directory) => {
+                self.directory(*directory)?;
+                self.0.insert(new_ino, new(FileType::Regular, 0));
+                Ok(Answer::Ino(new_ino))
+            }
+            Op::Link(ino, directory, name) | Op::LinkUnnamed(ino, directory, name) => {
+                self.free(*directory, name)?;
+                let file = self.file(*ino)?;
+                match (file.nlink, matches!(op, Op::LinkUnnamed(..))) {
+                    _ if file.kind == FileType::Directory => return Err(PlanError::LinkOfDirectory),
+                    (0, false) => return Err(PlanError::NotFound),
+                    (0, true) if file.kind != FileType::Regular => return Err(PlanError::NotFound),
+                    (1.., true) => return Err(PlanError::InvalidArgument("the file has a name")),
+                    _ => {}
+                }
+                self.0.get_mut(ino).unwrap().nlink += 1;
+                self.put(*directory, name, Target::Inode(*ino))?;
+                Ok(Answer::Done)
+            }
+            Op::Unlink(directory, name) => {
+                let target = self.entry(*directory, name)?;
+                let (ino, file) = self.inode(target).map_err(|_| PlanError::IsADirectory)?;
+                if file.kind == FileType::Directory {
+                    return Err(PlanError::IsADirectory);
+                }
+                self.take(*directory, name);
+                Ok(Answer::Unlinked(self.lose(ino)))
+            }
+            Op::Rmdir(directory, name) => {
+                let (ino, file) = self.inode(self.entry(*directory, name)?)?;
+                match file.kind {
+                    FileType::Directory if !file.entries.is_empty() => return Err(PlanError::NotEmpty),
+                    FileType::Directory => {}
+                    _ => return Err(PlanError::NotADirectory),
+                }
+                self.take(*directory, name);
+                Ok(Answer::Unlinked(self.lose(ino)))
+            }
+            Op::Rename(from, old, to, new, mode) => self.rename((*from, old), (*to, new), *mode),
+            Op::AddSubvolume(directory, name, id) => {
+                self.free(*directory, name)?;
+                self.put(*directory, name, Target::Subvolume(*id))?;
+                Ok(Answer::Done)
+            }
+            Op::RemoveSubvolume(directory, name) => match self.entry(*directory, name)? {
+                Target::Subvolume(id) => {
+                    self.take(*directory, name);
+                    Ok(Answer::Subvolume(id))
+                }
+                Target::Inode(_) => Err(PlanError::InvalidArgument("the entry does not lead to a subvolume")),
+            },
+            Op::SetXattr(ino, name, value, mode) => self.set_xattr(*ino, name, value, *mode),
+            Op::RemoveXattr(ino, name) => {
+                self.file(*ino)?;
+                let removed = self.0.get_mut(ino).unwrap().xattrs.remove(name);
+                removed.map(|_| Answer::Done).ok_or(PlanError::NoAttribute)
+            }
+            Op::SetPermissions(ino, bits) => {
+                self.file(*ino)?;
+                self.0.get_mut(ino).unwrap().permissions = *bits;
+                Ok(Answer::Done)
+            }
+            Op::Delete(ino, most) => match self.file(*ino)? {
+                file if file.nlink > 0 => Err(PlanError::InUse { ino: *ino, what: "links" }),
+                // Its items are the inode, a target, and one for each attribute, whose hashes differ.
+                file if file.xattrs.len() + 1 + usize::from(file.kind == FileType::Symlink) > *most => {
+                    let deletes = most - usize::from(file.kind == FileType::Symlink && *most > 0);
+                    let file = self.0.get_mut(ino).unwrap();
+                    let mut names: Vec<_> = file.xattrs.keys().cloned().collect();
+                    names.sort_by_key(|name| name_hash(name));
+                    names.iter().rev().take(deletes).for_each(|name| drop(file.xattrs.remove(name)));
+                    Ok(Answer::Deleted(false))
+                }
+                _ => {
+                    self.0.remove(ino);
+                    Ok(Answer::Deleted(true))
+                }
+            },
+        }
+    }
+
+    fn rename(&mut self, from: (u64, &[u8]), to: (u64, &[u8]), mode: RenameMode) -> Result<Answer, PlanError> {
+        let source = self.entry(from.0, from.1)?;
+        let target = self.directory(to.0)?.entries.get(to.1).copied();
+        match (target, mode) {
+            (Some(_), RenameMode::NoReplace) => return Err(PlanError::Exists),
+            (None, RenameMode::Exchange) => return Err(PlanError::NotFound),
+            (Some(target), _) if target == source => return Ok(Answer::Renamed(Renamed::Same)),
+            _ => {}
+        }
+        let (ino, file) = self.inode(source)?;
+        let is_directory = file.kind == FileType::Directory;
+        if is_directory && self.is_within(to.0, ino) {
+            return Err(PlanError::BelowItself);
+        }
+        let mut replaced = None;
+        if let Some(target) = target {
+            if let Target::Subvolume(_) = target
+                && mode == RenameMode::Replace
+                && !is_directory
+            {
+                return Err(PlanError::IsADirectory);
+            }
+            let (other, old) = self.inode(target)?;
+            let other_is_directory = old.kind == FileType::Directory;
+            match mode {
+                RenameMode::Exchange if other_is_directory && self.is_within(from.0, other) => {
+                    return Err(PlanError::BelowItself);
+                }
+                RenameMode::Exchange => {
+                    self.take(from.0, from.1);
+                    self.take(to.0, to.1);
+                    self.put(to.0, to.1, source)?;
+                    self.put(from.0, from.1, target)?;
+                    return Ok(Answer::Renamed(Renamed::Exchanged));
+                }
+                _ if is_directory && !other_is_directory => return Err(PlanError::NotADirectory),
+                _ if !is_directory && other_is_directory => return Err(PlanError::IsADirectory),
+                _ if !old.entries.is_empty() => return Err(PlanError::NotEmpty),
+                _ => {}
+            }
+            self.take(to.0, to.1);
+            replaced = Some(self.lose(other));
+        }
+        self.take(from.0, from.1);
+        self.put(to.0, to.1, source)?;
+        Ok(Answer::Renamed(Renamed::Moved(replaced)))
+    }
+
+    fn set_xattr(&mut self, ino: u64, name: &[u8], value: &[u8], mode: XattrMode) -> Result<Answer, PlanError> {
+        self.file(ino)?;
+        let xattrs = &mut self.0.get_mut(&ino).unwrap().xattrs;
+        match (xattrs.contains_key(name), mode) {
+            (true, XattrMode::Create) => return Err(PlanError::Exists),
+            (false, XattrMode::Replace) => return Err(PlanError::NoAttribute),
+            _ => {}
+        }
+        if 30 + name.len() + value.len() > MOST {
+            return Err(PlanError::NoSpaceForXattr);
+        }
+        xattrs.insert(name.to_vec(), value.to_vec());
+        Ok(Answer::Done)
+    }
+}
+
+/// The files that a tree has.
+fn files_of(tree: &Tree) -> Files {
+    let mut files = BTreeMap::new();
+    for (key, data) in tree {
+        let item = Item::decode(*key, data).unwrap();
+        if let Item::Inode(inode) = item {
+            let kind = FileType::of_mode(inode.mode.get()).unwrap();
+            let (nlink, permissions) = (inode.nlink.get(), inode.mode.get() & 0o7777);
+            let (entries, xattrs) = (BTreeMap::new(), BTreeMap::new());
+            files.insert(key.objectid, File { kind, nlink, permissions, entries, xattrs });
+        }
+        match (item, files.get_mut(&key.objectid)) {
+            (Item::DirIndex(entries), Some(file)) => {
+                file.entries.extend(entries.iter().map(|one| (one.name.to_vec(), Target::of(one.location))));
+            }
+            (Item::Xattrs(entries), Some(file)) => {
+                file.xattrs.extend(entries.iter().map(|one| (one.name.to_vec(), one.data.to_vec())));
+            }
+            _ => {}
+        }
+    }
+    Files(files)
+}
+
+struct Names {
+    short: Vec<Vec<u8>>,
+    alike: Vec<Vec<u8>>,
+    long: Vec<Vec<u8>>,
+}
+
+impl Names {
+    fn new() -> Names {
+        Names {
+            short: (b'a'..b'f').map(|byte| vec![byte]).collect(),
+            // More than a leaf of 4 KiB can have in one item.
+            alike: colliding_names(120),
+            // Fourteen of these fill an INODE_REF.
+            long: (0..40).map(|number| format!("{number:0255}").into_bytes()).collect(),
+        }
+    }
+
+    fn pick(&self, random: &mut fastrand::Rng) -> Vec<u8> {
+        let list = match random.u8(..4) {
+            0 => &self.alike,
+            1 => &self.long,
+            _ => &self.short,
+        };
+        list[random.usize(..list.len())].clone()
+    }
+}
+
+fn pick_op(random: &mut fastrand::Rng, files: &Files, names: &Names) -> Op {
+    let all: Vec<u64> = files.0.keys().copied().collect();
+    let live: Vec<u64> = files
+        .0
+        .iter()
+        .filter(|(_, file)| file.kind == FileType::Directory && file.nlink > 0)
+        .map(|(ino, _)| *ino)
+        .collect();
+    let any = |random: &mut fastrand::Rng| match random.u8(..40) {
+        0 => 9999,
+        _ => all[random.usize(..all.len())],
+    };
+    let directory = |random: &mut fastrand::Rng| match random.u8(..20) {
+        0 => any(random),
+        // Most names are in few directories, whose lists become long.
+        1..10 => live[random.usize(..live.len().min(3))],
+        _ => live[random.usize(..live.len())],
+    };
+    // A name that is there, with which most operations succeed.
+    let used = |random: &mut fastrand::Rng, directory: u64| match files.0.get(&directory) {
+        Some(file) if !file.entries.is_empty() && random.u8(..8) > 0 => {
+            file.entries.keys().nth(random.usize(..file.entries.len())).unwrap().clone()
+        }
+        _ => names.pick(random),
+    };
+    let (one, two) = (directory(random), directory(random));
+    let is_crowded = files.0.len() > 150;
+    let unnamed = files.0.iter().find(|(_, file)| file.nlink == 0).map_or(TOP, |(ino, _)| *ino);
+    let kinds = [
+        FileType::Regular,
+        FileType::Directory,
+        FileType::Directory,
+        FileType::Symlink,
+        FileType::Fifo,
+        FileType::Socket,
+        FileType::CharacterDevice,
+        FileType::BlockDevice,
+    ];
+    match random.u8(..if is_crowded { 100 } else { 130 }) {
+        0..12 => Op::Link(any(random), one, names.pick(random)),
+        12..27 => Op::Unlink(one, used(random, one)),
+        27..42 => Op::Rmdir(one, used(random, one)),
+        42..62 => {
+            let modes = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange];
+            let mode = modes[random.usize(..3)];
+            let new = if mode == RenameMode::Exchange { used(random, two) } else { names.pick(random) };
+            Op::Rename(one, used(random, one), two, new, mode)
+        }
+        62..68 => {
+            let (name, modes) = (names.pick(random), [XattrMode::Set, XattrMode::Create, XattrMode::Replace]);
+            // One name of those with equal hashes: the model has an item for each.
+            let name = if names.alike.contains(&name) { names.alike[0].clone() } else { name };
+            let value = vec![random.u8(..); if random.u8(..4) == 0 { random.usize(..4000) } else { 3 }];
+            Op::SetXattr(any(random), name, value, modes[random.usize(..3)])
+        }
+        68..72 => {
+            let ino = any(random);
+            let name = files.0.get(&ino).and_then(|file| file.xattrs.keys().next().cloned());
+            Op::RemoveXattr(ino, name.unwrap_or_else(|| names.pick(random)))
+        }
+        72..75 => Op::SetPermissions(any(random), random.u32(..0o10000)),
+        75..88 => Op::Delete(if random.u8(..8) == 0 { any(random) } else { unnamed }, random.usize(..5)),
+        88..90 => Op::AddSubvolume(one, names.pick(random), 256 + random.u64(..9)),
+        90..94 => Op::RemoveSubvolume(one, used(random, one)),
+        94..97 => Op::LinkUnnamed(if random.u8(..4) == 0 { any(random) } else { unnamed }, one, names.pick(random)),
+        97..99 => Op::CreateUnnamed(one),
+        _ => Op::Create(one, names.pick(random), kinds[random.usize(..kinds.len())]),
+    }
+}
+
+/// Items of which only so many can be read: then a node is not in memory.
+struct Limited<'a> {
+    items: &'a Tree,
+    left: Cell<usize>,
+}
+
+impl Limited<'_> {
+    fn read(&self) -> Result<(), TreeError> {
+        let left = self.left.get();
+        self.left.set(left.saturating_sub(1));
+        if left == 0 { Err(TreeError::Need(4096)) } else { Ok(()) }
+    }
+}
+
+impl Items for Limited<'_> {
+    fn at(&self, key: Key) -> Result<Option<&[u8]>, TreeError> {
+        self.read().and_then(|()| self.items.at(key))
+    }
+
+    fn first(&self, range: RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError> {
+        self.read().and_then(|()| self.items.first(range))
+    }
+
+    fn last(&self, range: RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError> {
+        self.read().and_then(|()| self.items.last(range))
+    }
+}
+
+/// Wherever a node is missing, an operation says so and changes nothing; with all nodes, it does what it does.
+fn check_missing_nodes(tree: &Tree, geometry: &Geometry, op: &Op, plan: &Plan<'_, Tree>) {
+    for reads in 0.. {
+        let items = Limited { items: tree, left: Cell::new(reads) };
+        let mut limited = Plan::new(&items, context(geometry));
+        if run(&mut limited, op) != Err(PlanError::Tree(TreeError::Need(4096))) {
+            assert_eq!(limited.changes(), plan.changes());
+            return;
+        }
+        assert!(limited.changes().is_empty());
+    }
+}
+
+/// What the caller of plans may remember between them.
+#[derive(Default)]
+struct Remembered {
+    next_ino: u64,
+    next_index: HashMap<u64, u64>,
+}
+
+impl Remembered {
+    fn tell(&self, plan: &mut Plan<'_, Tree>) {
+        plan.set_next_ino(self.next_ino.max(TOP + 1));
+        self.next_index.iter().for_each(|(directory, index)| plan.set_next_index(*directory, *index));
+    }
+
+    fn learn(&mut self, plan: &Plan<'_, Tree>, files: &Files) {
+        self.next_ino = self.next_ino.max(plan.next_ino().unwrap_or(0));
+        self.next_index.retain(|directory, _| files.0.contains_key(directory));
+        for directory in files.0.keys() {
+            if let Some(index) = plan.next_index(*directory) {
+                let known = self.next_index.entry(*directory).or_default();
+                *known = index.max(*known);
+            }
+        }
+    }
+}
+
+/// The name of a variant.
+fn variant(value: &impl std::fmt::Debug) -> String {
+    let text = format!("{value:?}");
+    text.split(['(', ' ']).next().unwrap_or_default().to_owned()
+}
+
+fn run_random_operations(seed: u64, count: usize) {
+    let (mut random, names, geometry) = (fastrand::Rng::with_seed(seed), Names::new(), geometry());
+    let mut tree = new_tree();
+    let (mut files, mut remembered) = (files_of(&tree), Remembered::default());
+    let (mut done, mut has_extref) = (BTreeMap::<String, usize>::new(), false);
+    for number in 0..count {
+        // At times a file gets more names in one directory than an INODE_REF, or a DIR_ITEM, can have.
+        let popular = files.0.iter().find(|(_, file)| file.kind != FileType::Directory && file.nlink > 0);
+        let op = match (number % 5000, popular) {
+            (4800..4930, Some((ino, _))) => Op::Link(*ino, TOP, names.alike[number % names.alike.len()].clone()),
+            (_, Some((ino, _))) if number % 1000 >= 980 => {
+                Op::Link(*ino, TOP, names.long[number % names.long.len()].clone())
+            }
+            _ => pick_op(&mut random, &files, &names),
+        };
+        let remembers = random.bool();
+        let mut plan = Plan::new(&tree, context(&geometry));
+        let new_ino = files.0.keys().next_back().unwrap() + 1;
+        let new_ino = if remembers { new_ino.max(remembered.next_ino) } else { new_ino };
+        if remembers {
+            remembered.tell(&mut plan);
+        }
+        let mut after = files.clone();
+        let expected = after.run(&op, new_ino);
+        let found = run(&mut plan, &op);
+        assert_eq!(found, expected, "seed {seed}, operation {number}: {op:?}");
+        let outcome = found.as_ref().map_or_else(|error| variant(error), |_| "Ok".to_owned());
+        *done.entry(format!("{} {outcome}", variant(&op))).or_default() += 1;
+        if number % 97 == 0 && !remembers {
+            check_missing_nodes(&tree, &geometry, &op, &plan);
+        }
+        if found.is_err() {
+            assert!(plan.changes().is_empty(), "seed {seed}, operation {number}: {op:?}");
+            continue;
+        }
+        files = after;
+        remembered.learn(&plan, &files);
+        let changes = plan.into_changes();
+        apply(&mut tree, changes);
+        if found == Ok(Answer::Deleted(false)) {
+            finish_deletions(&mut tree, &mut files, &geometry);
+        }
+        if number % 32 == 0 {
+            check(&tree, &geometry);
+            has_extref |= tree.keys().any(|key| key.item_type == ItemType::INODE_EXTREF);
+            let found = files_of(&tree);
+            for ino in files.0.keys().chain(found.0.keys()) {
+                assert_eq!(found.0.get(ino), files.0.get(ino), "seed {seed}, operation {number}: inode {ino}");
+            }
+        }
+    }
+    assert!(has_extref, "names overflowed into INODE_EXTREF");
+    for outcome in ["Create Ok", "Link Ok", "Rename Ok", "Delete Ok", "LinkUnnamed Ok", "RemoveSubvolume Ok"] {
+        assert!(done.keys().any(|one| one.starts_with(outcome)), "{outcome}: {done:?}");
+    }
+    for error in ["CollisionsFull", "BelowItself", "NotEmpty", "NoSpaceForXattr", "IsSubvolume", "IsADirectory"] {
+        assert!(done.keys().any(|one| one.contains(error)), "{error}: {done:?}");
+    }
+}
+
+/// Deletes symbolic links whose deletion began. They have no target, which the rules of all items demand.
+fn finish_deletions(tree: &mut Tree, files: &mut Files, geometry: &Geometry) {
+    let is_begun = |(ino, file): (&u64, &File)| {
+        let has_target = tree.contains_key(&Key::new(*ino, ItemType::EXTENT_DATA, 0));
+        (file.kind == FileType::Symlink && !has_target).then_some(*ino)
+    };
+    for ino in files.0.iter().filter_map(is_begun).collect::<Vec<_>>() {
+        let mut plan = Plan::new(tree, context(geometry));
+        assert_eq!(plan.delete_inode(ino, 1000), Ok(true));
+        let changes = plan.into_changes();
+        apply(tree, changes);
+        files.0.remove(&ino);
+    }
+}
+
+// A hundred thousand operations, which run side by side.
+
+#[test]
+fn random_operations_leave_the_files_of_a_map() {
+    run_random_operations(1, 25_000);
+}
+
+#[test]
+fn random_operations_leave_the_files_of_a_map_with_another_seed() {
+    run_random_operations(2, 25_000);
+}
+
+#[test]
+fn random_operations_leave_the_files_of_a_map_with_a_third_seed() {
+    run_random_operations(3, 25_000);
+}
+
+#[test]
+fn random_operations_leave_the_files_of_a_map_with_a_fourth_seed() {
+    run_random_operations(4, 25_000);
+}
