@@ -15,6 +15,8 @@
 mod backrefs;
 mod entries;
 #[cfg(test)]
+mod files;
+#[cfg(test)]
 pub(crate) mod model;
 #[cfg(test)]
 mod random;

@@ -4,6 +4,38 @@
 //! created and gets its attributes, and all becomes visible in one step. [`Plan::into_changes`] gives the changes to
 //! whoever applies them.
 //!
+//! ```
+//! use std::collections::BTreeMap;
+//!
+//! use sealblock_btrfs_engine::inode::Ownership;
+//! use sealblock_btrfs_engine::names::{NewFile, Place};
+//! use sealblock_btrfs_engine::plan::{Plan, PlanContext, PlanError};
+//! use sealblock_btrfs_engine::xattrs::XattrMode;
+//! use sealblock_btrfs_format::items::inode::Timespec;
+//! # use sealblock_btrfs_format::checksum::ChecksumType;
+//! # use sealblock_btrfs_format::features::{Compat, CompatRo, Features, Incompat};
+//! # use sealblock_btrfs_format::superblock::Geometry;
+//! # let features =
+//! #     Features { compat: Compat::empty(), compat_ro: CompatRo::empty(), incompat: Incompat::EXTENDED_IREF };
+//! # let (sector_bytes, node_bytes, checksum) = (4096, 16_384, ChecksumType::Crc32c);
+//! # let geometry = Geometry { sector_bytes, node_bytes, checksum, features, node_uuid: [0; 16], generation: 8 };
+//!
+//! let items = BTreeMap::new();
+//! let now = Timespec { seconds: 1_700_000_000.into(), nanoseconds: 0.into() };
+//! let owner = Ownership { uid: 0, gid: 0, permissions: 0o755 };
+//! let top = 256;
+//!
+//! let mut plan = Plan::new(&items, PlanContext { geometry: &geometry, generation: 9, now });
+//! plan.create_top(&owner)?;
+//! let ino = plan.create(Place { directory: top, name: b"file" }, NewFile::Regular, &owner)?;
+//! plan.set_xattr(ino, b"user.a", b"value", XattrMode::Create)?;
+//! plan.link(ino, Place { directory: top, name: b"another name" })?;
+//! assert_eq!(plan.create_top(&owner), Err(PlanError::Exists));
+//! // The inode, its names and its attribute; that of the directory, and two items for each entry.
+//! assert_eq!(plan.into_changes().len(), 3 + 2 + 2 * 2);
+//! # Ok::<(), PlanError>(())
+//! ```
+//!
 //! Invariants:
 //! - An operation that fails leaves the plan as it was before it, whatever the error.
 //! - An item is inserted only if it is not there, and replaced or deleted only if it is.
@@ -186,8 +218,7 @@ impl<'v, V: Items> Plan<'v, V> {
         Item::decode(key, data).map(Some).map_err(|error| PlanError::Shape { key, error })
     }
 
-    /// Gives an item these data, whether it was there or not. An item without data is deleted, unless its type never has
-    /// data.
+    /// Gives an item these data, whether it was there or not.
     pub(crate) fn put(&mut self, key: Key, data: Vec<u8>) -> Result<(), PlanError> {
         debug_assert!(data.len() <= self.context.max_item_bytes(), "{key} does not fit into a leaf");
         match self.at(key)? {

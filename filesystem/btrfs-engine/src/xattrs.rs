@@ -271,7 +271,9 @@ mod tests {
 
     #[test]
     fn new_files_inherit_the_compression_of_their_directory() {
-        let cases: [(&[u8], NewFile<'_>, InodeFlags, Option<&[u8]>); 6] = [
+        /// A value, the new file, the flags of the directory, and the value that the file gets.
+        type Case = (&'static [u8], NewFile<'static>, InodeFlags, Option<&'static [u8]>);
+        let cases: [Case; 6] = [
             (b"zstd:3", NewFile::Regular, InodeFlags::empty(), Some(b"zstd")),
             (b"lzo", NewFile::Directory, InodeFlags::empty(), Some(b"lzo")),
             (b"zlib", NewFile::Symlink(b"x"), InodeFlags::empty(), None),

@@ -41,6 +41,15 @@ fn index_key(directory: u64, index: u64) -> Key {
     Key::new(directory, ItemType::DIR_INDEX, index)
 }
 
+/// True if the key of an entry is one of this target. That of a subvolume may end with any number: Linux writes -1 when it
+/// creates the subvolume, and that of the root item when it renames it.
+fn leads_to(location: Key, target: Target) -> bool {
+    match target {
+        Target::Inode(_) => location == target.location(),
+        Target::Subvolume(_) => Target::of(location) == target,
+    }
+}
+
 impl<V: Items> Plan<'_, V> {
     /// Remembers the index of the next new entry of a directory: higher than that of every entry which it ever had.
     pub fn set_next_index(&mut self, directory: u64, index: u64) {
@@ -67,7 +76,7 @@ impl<V: Items> Plan<'_, V> {
         let target = Target::of(entry.location);
         let is_valid = match target {
             Target::Inode(ino) => {
-                entry.location == target.location()
+                leads_to(entry.location, target)
                     && (objectid::FIRST_FREE..=objectid::LAST_FREE).contains(&ino)
                     // The top directory has no name.
                     && ino != objectid::FIRST_FREE
@@ -144,8 +153,7 @@ impl<V: Items> Plan<'_, V> {
         target: Target,
     ) -> Result<(), PlanError> {
         let key = item_key(directory, name);
-        let location = target.location();
-        let is_wanted = |one: &DirEntry<'_>| one.name == name && one.location == location;
+        let is_wanted = |one: &DirEntry<'_>| one.name == name && leads_to(one.location, target);
         let without = self.entries_at(key)?.and_then(|entries| entries.without(is_wanted));
         let missing = |key| PlanError::Damaged { key, why: "the directory has no such entry" };
         let (_, rest) = without.ok_or_else(|| missing(key))?;

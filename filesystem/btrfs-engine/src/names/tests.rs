@@ -220,7 +220,9 @@ fn names_of_one_hash_share_an_item_until_it_fills_a_leaf() {
     let new = |tree: &mut Tree, name: &Vec<u8>| {
         change(tree, |plan| plan.create(Place { directory: TOP, name }, NewFile::Fifo, &OWNER))
     };
-    names[..most].iter().for_each(|name| drop(new(&mut tree, name).unwrap()));
+    for name in &names[..most] {
+        new(&mut tree, name).unwrap();
+    }
     assert_eq!(tree.keys().filter(|key| key.item_type == ItemType::DIR_ITEM).count(), 1);
     check(&tree, &geometry());
     assert_eq!(new(&mut tree, &names[most]), Err(PlanError::CollisionsFull));
@@ -362,6 +364,12 @@ fn entries_of_subvolumes_come_and_go_alone() {
         plan.add_subvolume_entry(at(TOP, "moved"), id)
     });
     assert_eq!(index, Ok(4));
+    // Linux gives an entry that it renames the key of the root item.
+    for (key, data) in tree.iter_mut().filter(|(key, _)| key.objectid == TOP) {
+        if matches!(key.item_type, ItemType::DIR_ITEM | ItemType::DIR_INDEX) && data.ends_with(b"moved") {
+            data[9..17].copy_from_slice(&77_u64.to_le_bytes());
+        }
+    }
     // What a snapshot has in the place of a subvolume.
     assert_eq!(change(&mut tree, |plan| plan.remove_subvolume_entry(at(TOP, "moved"), None)), Ok(300));
     check(&tree, &geometry);
@@ -407,11 +415,12 @@ fn items_that_contradict_each_other_stop_an_operation() {
     let item = |item_type| *good.keys().find(|key| key.objectid == TOP && key.item_type == item_type).unwrap();
     let (by_name, reference) = (item(ItemType::DIR_ITEM), Key::new(ino, ItemType::INODE_REF, TOP));
     let by_index = Key::new(TOP, ItemType::DIR_INDEX, 2);
-    let damages: [(&str, &dyn Fn(&mut Tree)); 10] = [
+    type Damage<'a> = (&'a str, &'a dyn Fn(&mut Tree));
+    let damages: [Damage<'_>; 10] = [
         ("no inode", &|tree| drop(tree.remove(&Key::new(ino, ItemType::INODE_ITEM, 0)))),
         ("no reference", &|tree| drop(tree.remove(&reference))),
         ("a reference of another index", &|tree| tree.get_mut(&reference).unwrap()[0] = 3),
-        ("a reference that is cut off", &|tree| drop(tree.get_mut(&reference).unwrap().pop())),
+        ("a reference that is cut off", &|tree| tree.get_mut(&reference).unwrap().truncate(13)),
         ("no index", &|tree| drop(tree.remove(&by_index))),
         ("an index of another inode", &|tree| tree.get_mut(&by_index).unwrap()[0] = 9),
         ("another type", &|tree| edit(tree, ino, |inode| inode.mode = 0o010_644.into())),
