@@ -206,8 +206,8 @@ impl<V: Items> Plan<'_, V> {
         })
     }
 
-    /// Gives an inode these of the flags that programs can set ([`SETTABLE_FLAGS`]); its other flags stay. A regular file
-    /// gets NODATASUM together with NODATACOW, and loses both together.
+    /// Gives an inode these of the flags that programs can set ([`SETTABLE_FLAGS`]); its other flags stay. A regular
+    /// file gets NODATASUM together with NODATACOW, and loses both together.
     ///
     /// An immutable inode can lose that flag. Whether the user may change it and APPEND is the caller's to check.
     ///

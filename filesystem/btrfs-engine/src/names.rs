@@ -142,8 +142,8 @@ impl<V: Items> Plan<'_, V> {
     /// Gives a file another name.
     ///
     /// # Errors
-    /// [`PlanError::LinkOfDirectory`], [`PlanError::TooManyLinks`], [`PlanError::NotFound`] also for a file that lost its
-    /// last name; those of names and of the directory.
+    /// [`PlanError::LinkOfDirectory`], [`PlanError::TooManyLinks`], [`PlanError::NotFound`] also for a file that lost
+    /// its last name; those of names and of the directory.
     pub fn link(&mut self, ino: u64, place: Place<'_>) -> Result<(), PlanError> {
         self.add_link(ino, place, false)
     }
@@ -183,8 +183,8 @@ impl<V: Items> Plan<'_, V> {
     /// Removes a name of a file that is not a directory.
     ///
     /// # Errors
-    /// [`PlanError::IsADirectory`], also for a subvolume; [`PlanError::NotFound`], [`PlanError::Protected`]; those of the
-    /// directory.
+    /// [`PlanError::IsADirectory`], also for a subvolume; [`PlanError::NotFound`], [`PlanError::Protected`]; those of
+    /// the directory.
     pub fn unlink(&mut self, place: Place<'_>) -> Result<Unlinked, PlanError> {
         self.attempt(|plan| {
             let entry = plan.used_place(place)?;
@@ -199,8 +199,8 @@ impl<V: Items> Plan<'_, V> {
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// [`PlanError::NotADirectory`], [`PlanError::NotEmpty`], [`PlanError::NotFound`], [`PlanError::Protected`]; those of
-    /// the directory that it is in. [`PlanError::IsSubvolume`]: if the root tree has a ROOT_REF for the place, the
+    /// [`PlanError::NotADirectory`], [`PlanError::NotEmpty`], [`PlanError::NotFound`], [`PlanError::Protected`]; those
+    /// of the directory that it is in. [`PlanError::IsSubvolume`]: if the root tree has a ROOT_REF for the place, the
     /// subvolume is to be deleted first; otherwise it is elsewhere, and [`Plan::remove_subvolume_entry`] removes this
     /// entry, which is left of it in a snapshot.
     pub fn rmdir(&mut self, place: Place<'_>) -> Result<Unlinked, PlanError> {

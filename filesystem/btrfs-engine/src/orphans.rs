@@ -1,14 +1,14 @@
 //! Orphans: inodes without names that are still to be deleted.
 //!
-//! An inode that loses its last name may be open. Its ORPHAN_ITEM is there from then on, until all its items are gone, so
-//! a filesystem that stops in between finds what is left to delete.
+//! An inode that loses its last name may be open. Its ORPHAN_ITEM is there from then on, until all its items are gone,
+//! so a filesystem that stops in between finds what is left to delete.
 //!
 //! Invariants:
 //! - An inode has an ORPHAN_ITEM if and only if its link count is 0.
-//! - An inode is deleted from its last item to its first, in steps of a limited size. The INODE_ITEM and the ORPHAN_ITEM
-//!   go last, together.
-//! - An ORPHAN_ITEM of an inode that has links is left from elsewhere. It goes, and nothing else: Linux does not truncate
-//!   such a file either.
+//! - An inode is deleted from its last item to its first, in steps of a limited size. The INODE_ITEM and the
+//!   ORPHAN_ITEM go last, together.
+//! - An ORPHAN_ITEM of an inode that has links is left from elsewhere. It goes, and nothing else: Linux does not
+//!   truncate such a file either.
 
 use std::ops::RangeInclusive;
 
@@ -76,8 +76,8 @@ impl<V: Items> Plan<'_, V> {
     /// Returns true if the inode is gone. Otherwise the changes are to be applied, and the rest to be deleted with
     /// another plan; the inode stays an orphan until then.
     ///
-    /// Its file extents outside the tree must be gone: this counts no references. What is in the item, such as the target
-    /// of a symbolic link, goes with it.
+    /// Its file extents outside the tree must be gone: this counts no references. What is in the item, such as the
+    /// target of a symbolic link, goes with it.
     ///
     /// # Errors
     /// [`PlanError::InUse`] if the inode has links or extents; [`PlanError::Damaged`] if it has links none of which it

@@ -96,7 +96,8 @@ pub enum PlanError {
     /// EMLINK: the inode has as many names as it can have.
     #[error("too many links")]
     TooManyLinks,
-    /// EOVERFLOW: too many names of the directory, or of the inode, have one hash: their item would not fit into a leaf.
+    /// EOVERFLOW: too many names of the directory, or of the inode, have one hash: their item would not fit into a
+    /// leaf.
     #[error("too many names with the same hash")]
     CollisionsFull,
     /// ENOSPC: the extended attribute, with those of the same hash, would not fit into a leaf.
@@ -119,8 +120,8 @@ pub enum PlanError {
         /// What it is.
         flag: &'static str,
     },
-    /// EXDEV, or ENOTEMPTY if it is to be removed: the entry leads to a subvolume, which has its place in the root tree,
-    /// too.
+    /// EXDEV, or ENOTEMPTY if it is to be removed: the entry leads to a subvolume, which has its place in the root
+    /// tree, too.
     #[error("the entry leads to subvolume {0}")]
     IsSubvolume(u64),
     /// EBUSY: the inode cannot be deleted yet.

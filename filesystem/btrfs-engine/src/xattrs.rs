@@ -142,8 +142,8 @@ impl<V: Items> Plan<'_, V> {
         Ok(())
     }
 
-    /// Gives a new inode the compression that its directory has as an attribute, as Linux does: the algorithm without its
-    /// level, and not if the file could not be compressed.
+    /// Gives a new inode the compression that its directory has as an attribute, as Linux does: the algorithm without
+    /// its level, and not if the file could not be compressed.
     pub(crate) fn inherit_compression(
         &mut self,
         parent: u64,

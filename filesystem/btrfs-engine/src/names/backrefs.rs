@@ -1,8 +1,8 @@
 //! The names that an inode has, as it knows them: INODE_REF, with all names in one directory, and INODE_EXTREF, by the
 //! hash of directory and name.
 //!
-//! A name goes into the INODE_REF of its directory as long as that fits into a leaf, and into an INODE_EXTREF otherwise.
-//! It is in one of them only. Which one is not known when it is removed, so both are searched.
+//! A name goes into the INODE_REF of its directory as long as that fits into a leaf, and into an INODE_EXTREF
+//! otherwise. It is in one of them only. Which one is not known when it is removed, so both are searched.
 
 use std::collections::HashSet;
 

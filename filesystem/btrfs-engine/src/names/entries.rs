@@ -41,8 +41,8 @@ fn index_key(directory: u64, index: u64) -> Key {
     Key::new(directory, ItemType::DIR_INDEX, index)
 }
 
-/// True if the key of an entry is one of this target. That of a subvolume may end with any number: Linux writes -1 when it
-/// creates the subvolume, and that of the root item when it renames it.
+/// True if the key of an entry is one of this target. That of a subvolume may end with any number: Linux writes -1 when
+/// it creates the subvolume, and that of the root item when it renames it.
 fn leads_to(location: Key, target: Target) -> bool {
     match target {
         Target::Inode(_) => location == target.location(),

@@ -74,8 +74,8 @@ pub(crate) fn apply(tree: &mut Tree, changes: ItemChanges) {
 
 /// Names that all have one hash: a name of 8 bytes is changed by differences that have no effect on a CRC.
 ///
-/// A CRC is linear: bits that are flipped in a name flip bits of the hash which depend on nothing else. Among 64 flipped
-/// bits and 32 bits of a hash, there are at least 32 independent sets of bits whose effects cancel each other.
+/// A CRC is linear: bits that are flipped in a name flip bits of the hash which depend on nothing else. Among 64
+/// flipped bits and 32 bits of a hash, there are at least 32 independent sets of bits whose effects cancel each other.
 pub(crate) fn colliding_names(count: usize) -> Vec<Vec<u8>> {
     let base = *b"a-name-x";
     let hash_of = |bits: u64| name_hash(&(u64::from_le_bytes(base) ^ bits).to_le_bytes()) ^ name_hash(&base);

@@ -79,8 +79,8 @@ impl<'a, E: Entry<'a>> Entries<'a, E> {
         None
     }
 
-    /// Removes the first entry that is the wanted one: it, and the list without it, which may be empty. An item that has
-    /// an empty list is deleted.
+    /// Removes the first entry that is the wanted one: it, and the list without it, which may be empty. An item that
+    /// has an empty list is deleted.
     pub fn without(&self, is_wanted: impl FnMut(&E) -> bool) -> Option<(E, Vec<u8>)> {
         let (range, entry) = self.find(is_wanted)?;
         Some((entry, [&self.bytes[..range.start], &self.bytes[range.end..]].concat()))
