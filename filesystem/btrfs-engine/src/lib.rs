@@ -4,6 +4,7 @@
 //! - [`tree`]: trees whose nodes are in memory.
 //! - [`view`]: the items that an operation reads, with those that it planned itself.
 //! - [`file_map`], [`nocow`], [`csums`]: plans for the data of files and their checksums.
+//! - [`plan`]: what operations on the files of a subvolume change: [`names`], [`inode`]s, [`xattrs`], [`orphans`].
 //!
 //! Invariants:
 //! - Nothing here does I/O, reads a clock or waits. Whoever uses it has read the nodes that a change needs, and writes
@@ -51,9 +52,13 @@ pub mod engine;
 pub mod file_map;
 mod gate;
 mod growth;
+pub mod inode;
+pub mod names;
 pub mod nocow;
 pub mod nodes;
 mod open;
+pub mod orphans;
+pub mod plan;
 pub mod refs;
 pub mod reserve;
 mod settle;
@@ -62,3 +67,4 @@ pub mod subvolumes;
 pub mod transaction;
 pub mod tree;
 pub mod view;
+pub mod xattrs;

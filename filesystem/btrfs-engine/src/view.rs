@@ -89,6 +89,16 @@ impl<'a, T: Items> Overlay<'a, T> {
         Ok(())
     }
 
+    /// The changes so far.
+    pub fn changes(&self) -> &ItemChanges {
+        &self.changes
+    }
+
+    /// Goes back to earlier changes.
+    pub fn set_changes(&mut self, changes: ItemChanges) {
+        self.changes = changes;
+    }
+
     /// The changes, to be applied all at once.
     pub fn into_changes(self) -> ItemChanges {
         self.changes
@@ -139,7 +149,7 @@ impl<T: Items> Items for Overlay<'_, T> {
             if let Some(data) = self.changed(key, data) {
                 return Ok(Some((key, data)));
             }
-            let Some(before) = key.before() else { break };
+            let Some(before) = key.previous() else { break };
             to = before;
         }
         Ok(planned)

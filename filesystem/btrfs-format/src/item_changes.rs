@@ -58,21 +58,21 @@ impl ItemChanges {
         }
     }
 
-    /// The changes, by rising keys.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (Key, &ItemChange)> {
-        self.0.iter().map(|(key, change)| (*key, change))
-    }
-
-    /// The change of an item.
+    /// What happens to an item, if anything does.
     pub fn get(&self, key: Key) -> Option<&ItemChange> {
         self.0.get(&key)
     }
 
     /// The changes of a range of keys, by rising keys.
     pub fn range(&self, range: RangeInclusive<Key>) -> impl DoubleEndedIterator<Item = (Key, &ItemChange)> {
-        // A map panics on a range that ends before it begins.
-        let range = if range.is_empty() { None } else { Some(self.0.range(range)) };
-        range.into_iter().flatten().map(|(key, change)| (*key, change))
+        // A map refuses a range that ends before it begins.
+        let range = (!range.is_empty()).then_some(range);
+        range.into_iter().flat_map(|range| self.0.range(range)).map(|(key, change)| (*key, change))
+    }
+
+    /// The changes, by rising keys.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (Key, &ItemChange)> {
+        self.0.iter().map(|(key, change)| (*key, change))
     }
 
     /// The number of changes.
@@ -132,6 +132,22 @@ mod tests {
             }
             assert_eq!(after, now);
         }
+    }
+
+    #[test]
+    fn changes_are_found_by_key_and_by_range() {
+        let key = |number| Key::new(number, ItemType::FREE_SPACE_BITMAP, 0);
+        let mut changes = ItemChanges::new();
+        changes.insert(key(1), vec![1]);
+        changes.delete(key(2));
+        changes.replace(key(4), vec![4]);
+        assert_eq!(changes.get(key(2)), Some(&ItemChange::Delete));
+        assert_eq!(changes.get(key(3)), None);
+        let keys = |range| changes.range(range).map(|(key, _)| key.objectid).collect::<Vec<_>>();
+        assert_eq!(keys(key(1)..=key(4)), [1, 2, 4]);
+        assert_eq!(keys(key(2)..=key(3)), [2]);
+        assert!(keys(key(4)..=key(1)).is_empty(), "a range that ends before it begins");
+        assert_eq!(changes.range(key(0)..=key(9)).next_back().unwrap().0, key(4));
     }
 
     #[test]

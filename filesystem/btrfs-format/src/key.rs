@@ -188,8 +188,8 @@ impl Key {
         }
     }
 
-    /// The key before, if this is not the lowest one.
-    pub fn before(self) -> Option<Key> {
+    /// The key before it, if this is not the lowest one.
+    pub fn previous(self) -> Option<Key> {
         let borrow = |objectid, item_type| Key { objectid, item_type, offset: u64::MAX };
         match (self.offset.checked_sub(1), self.item_type.0.checked_sub(1)) {
             (Some(offset), _) => Some(Key { offset, ..self }),
@@ -253,9 +253,9 @@ mod tests {
         assert!(keys.is_sorted_by(|a, b| a < b));
         assert_eq!(keys[4].next(), Some(keys[5]));
         assert_eq!(Key::new(1, ItemType(255), u64::MAX).next(), Some(Key::new(2, ItemType(0), 0)));
-        assert_eq!((Key::MAX.next(), Key::MIN.before()), (None, None));
+        assert_eq!((Key::MAX.next(), Key::MIN.previous()), (None, None));
         for key in keys {
-            assert!(key.next().is_none_or(|next| next.before() == Some(key)), "{key}");
+            assert!(key.next().is_none_or(|next| next.previous() == Some(key)), "{key}");
         }
     }
 

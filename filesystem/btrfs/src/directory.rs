@@ -2,6 +2,7 @@
 
 use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs_format::items::Item;
+pub use sealblock_btrfs_format::items::directory::Target;
 use sealblock_btrfs_format::items::directory::{DirEntry as StoredEntry, FileType};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::names::name_hash;
@@ -18,15 +19,6 @@ pub const MAX_LINKS: usize = 40;
 /// possible path.
 const MAX_DEPTH: usize = 4096;
 
-/// The target of an entry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Target {
-    /// An inode of the same subvolume.
-    Inode(u64),
-    /// The top directory of another subvolume.
-    Subvolume(u64),
-}
-
 /// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirEntry {
@@ -42,10 +34,7 @@ pub struct DirEntry {
 
 impl DirEntry {
     fn of(entry: &StoredEntry, index: u64) -> Option<DirEntry> {
-        let target = match entry.location.item_type {
-            ItemType::ROOT_ITEM => Target::Subvolume(entry.location.objectid),
-            _ => Target::Inode(entry.location.objectid),
-        };
+        let target = Target::of(entry.location);
         Some(DirEntry { name: entry.name.to_vec(), index, target, kind: entry.file_type()? })
     }
 }

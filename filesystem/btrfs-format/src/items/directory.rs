@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::entries::Entry;
 use crate::error::{DecodeError, TooLong, head, length_u16, take};
-use crate::key::{DiskKey, Key};
+use crate::key::{DiskKey, ItemType, Key};
 
 /// Bytes of an entry before its name.
 pub const ENTRY_HEAD_BYTES: usize = 30;
@@ -50,12 +50,62 @@ impl FileType {
         FileType::Xattr,
     ];
 
+    /// The bits of a mode for the file type.
+    pub const MODE_MASK: u32 = 0o170_000;
+
+    /// The file type of a mode, if that has a defined one.
+    pub fn of_mode(mode: u32) -> Option<FileType> {
+        FileType::ALL.into_iter().find(|kind| kind.mode_bits() == Some(mode & FileType::MODE_MASK))
+    }
+
+    /// Its bits in a mode; none if no inode has this type.
+    pub fn mode_bits(self) -> Option<u32> {
+        Some(match self {
+            FileType::Fifo => 0o010_000,
+            FileType::CharacterDevice => 0o020_000,
+            FileType::Directory => 0o040_000,
+            FileType::BlockDevice => 0o060_000,
+            FileType::Regular => 0o100_000,
+            FileType::Symlink => 0o120_000,
+            FileType::Socket => 0o140_000,
+            FileType::Unknown | FileType::Xattr => return None,
+        })
+    }
+
     /// The bit for an encrypted name; no released kernel sets it.
     pub const ENCRYPTED: u8 = 0x80;
 
     /// The kind with this number.
     pub fn from_number(number: u8) -> Option<FileType> {
         FileType::ALL.get(usize::from(number)).copied()
+    }
+}
+
+/// The target of an entry of a directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// An inode of the same subvolume.
+    Inode(u64),
+    /// The top directory of another subvolume.
+    Subvolume(u64),
+}
+
+impl Target {
+    /// What an entry's key leads to.
+    pub fn of(location: Key) -> Target {
+        match location.item_type {
+            ItemType::ROOT_ITEM => Target::Subvolume(location.objectid),
+            _ => Target::Inode(location.objectid),
+        }
+    }
+
+    /// The key by which an entry leads to it.
+    pub fn location(self) -> Key {
+        match self {
+            Target::Inode(ino) => Key::new(ino, ItemType::INODE_ITEM, 0),
+            // Entries do not name a version of a root item.
+            Target::Subvolume(id) => Key::new(id, ItemType::ROOT_ITEM, u64::MAX),
+        }
     }
 }
 
@@ -124,7 +174,6 @@ impl DirEntry<'_> {
 mod tests {
     use super::*;
     use crate::items::entries::Entries;
-    use crate::key::ItemType;
 
     #[test]
     fn an_entry_is_thirty_bytes_and_its_name() {
@@ -162,5 +211,27 @@ mod tests {
             assert_eq!((kind as usize, FileType::from_number(number as u8)), (number, Some(kind)));
         }
         assert_eq!(FileType::from_number(9), None);
+    }
+
+    #[test]
+    fn kinds_have_their_bits_in_a_mode() {
+        for kind in FileType::ALL {
+            let bits = kind.mode_bits();
+            assert_eq!(bits.is_none(), matches!(kind, FileType::Unknown | FileType::Xattr));
+            assert_eq!(bits.and_then(|bits| FileType::of_mode(bits | 0o7777)), bits.and(Some(kind)));
+        }
+        assert_eq!(FileType::of_mode(0o100_644), Some(FileType::Regular));
+        assert_eq!(FileType::of_mode(0o644), None);
+        assert_eq!(FileType::of_mode(0o170_644), None);
+    }
+
+    #[test]
+    fn an_entry_leads_to_an_inode_or_to_a_subvolume() {
+        for (target, key) in [
+            (Target::Inode(257), Key::new(257, ItemType::INODE_ITEM, 0)),
+            (Target::Subvolume(258), Key::new(258, ItemType::ROOT_ITEM, u64::MAX)),
+        ] {
+            assert_eq!((target.location(), Target::of(key)), (key, target));
+        }
     }
 }

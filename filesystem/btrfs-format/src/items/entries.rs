@@ -79,6 +79,13 @@ impl<'a, E: Entry<'a>> Entries<'a, E> {
         None
     }
 
+    /// Removes the first entry that is the wanted one: it, and the list without it, which may be empty. An item that
+    /// has an empty list is deleted.
+    pub fn without(&self, is_wanted: impl FnMut(&E) -> bool) -> Option<(E, Vec<u8>)> {
+        let (range, entry) = self.find(is_wanted)?;
+        Some((entry, [&self.bytes[..range.start], &self.bytes[range.end..]].concat()))
+    }
+
     /// Appends the bytes of all entries.
     ///
     /// # Errors
@@ -185,11 +192,13 @@ mod tests {
                 }
             } else if !bytes.is_empty() {
                 let list = Entries::<Text>::decode(&bytes).unwrap();
-                let range = list.find(|one| one.0.first() == text.first()).map(|(range, _)| range);
+                let removed = list.without(|one| one.0.first() == text.first());
                 let index = model.iter().position(|one| one.first() == text.first());
-                assert_eq!(range.is_some(), index.is_some());
-                range.into_iter().for_each(|range| drop(bytes.drain(range)));
-                index.into_iter().for_each(|index| drop(model.remove(index)));
+                let expected = index.map(|index| model.remove(index));
+                assert_eq!(removed.as_ref().map(|(one, _)| one.0), expected.as_deref());
+                if let Some((_, rest)) = removed {
+                    bytes = rest;
+                }
             }
             let mut wanted = Vec::new();
             model.iter().for_each(|text| Text(text).write(&mut wanted).unwrap());

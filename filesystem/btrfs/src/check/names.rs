@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 
 use sealblock_btrfs_format::items::Item;
-use sealblock_btrfs_format::items::directory::DirEntry;
+use sealblock_btrfs_format::items::directory::{DirEntry, FileType};
 use sealblock_btrfs_format::key::{ItemType, Key};
 use sealblock_btrfs_format::node::Node;
 
@@ -88,20 +88,7 @@ impl NameSums {
 
 /// The number of a file type in entries, for a mode.
 pub(super) fn kind_of_mode(mode: u32) -> u8 {
-    use sealblock_btrfs_format::items::directory::FileType;
-
-    use crate::inode::FileKind;
-    let kind = match FileKind::of_mode(mode) {
-        Some(FileKind::Regular) => FileType::Regular,
-        Some(FileKind::Directory) => FileType::Directory,
-        Some(FileKind::Symlink) => FileType::Symlink,
-        Some(FileKind::CharDevice) => FileType::CharacterDevice,
-        Some(FileKind::BlockDevice) => FileType::BlockDevice,
-        Some(FileKind::Fifo) => FileType::Fifo,
-        Some(FileKind::Socket) => FileType::Socket,
-        None => FileType::Unknown,
-    };
-    kind as u8
+    FileType::of_mode(mode).unwrap_or(FileType::Unknown) as u8
 }
 
 /// A use of a hash while names are compared one by one.
