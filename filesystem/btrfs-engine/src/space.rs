@@ -86,6 +86,19 @@ struct Free {
     runs: Runs,
 }
 
+impl Group {
+    /// Bytes that can be allocated, as far as is known.
+    fn free_bytes(&self) -> u64 {
+        match &self.free {
+            Some(free) => free.runs.free_bytes(),
+            None => {
+                let lost: u64 = self.superblocks.iter().map(|(_, bytes)| bytes).sum();
+                self.bytes.saturating_sub(self.used).saturating_sub(lost)
+            }
+        }
+    }
+}
+
 impl Free {
     fn new(stored: GroupFreeSpace, superblocks: &[(u64, u64)]) -> Free {
         let mut runs = Runs::default();
@@ -179,14 +192,7 @@ impl Space {
 
     /// Nodes of metadata for which there is space, without what is pinned.
     pub fn free_nodes(&self) -> u64 {
-        let free = |group: &Group| match &group.free {
-            Some(free) => free.runs.free_bytes(),
-            None => {
-                let lost: u64 = group.superblocks.iter().map(|(_, bytes)| bytes).sum();
-                group.bytes.saturating_sub(group.used).saturating_sub(lost)
-            }
-        };
-        self.groups_of(Use::Metadata).map(|(_, group)| free(group) / self.node_bytes).sum()
+        self.groups_of(Use::Metadata).map(|(_, group)| group.free_bytes() / self.node_bytes).sum()
     }
 
     /// Bytes in use of all groups.
@@ -253,6 +259,37 @@ impl Space {
         let groups = self.groups.iter_mut().filter(|(_, group)| is_for(group.flags, what));
         let free = groups.filter_map(|(start, group)| Some((*start, group.free.as_mut()?)));
         free.into_iter().find_map(|(start, free)| free.runs.allocate(bytes, start, bytes))
+    }
+
+    /// Allocates space for data: at most these bytes, all in one piece, and as many as there are if there is no such piece.
+    /// It belongs to nobody until an extent gets it ([`crate::change::Change`]). Until then it can be given back if nothing
+    /// was sent to it, and must be pinned ([`Space::pin`]) otherwise.
+    ///
+    /// # Errors
+    /// If a node of the free space tree is not in memory, or there is no space.
+    pub fn allocate_data(&mut self, bytes: u64, tree: &impl Items) -> Result<Range<u64>, SpaceError> {
+        let starts: Vec<u64> = self.groups_of(Use::Data).map(|(start, _)| start).collect();
+        let mut largest: Option<(u64, u64)> = None;
+        for start in starts {
+            self.load(start, tree)?;
+            let Some(free) = self.groups.get_mut(&start).and_then(|group| group.free.as_mut()) else { continue };
+            if let Some(at) = free.runs.allocate(bytes, 0, 1) {
+                return Ok(at..at + bytes);
+            }
+            let longest = free.runs.iter().map(|run| run.end - run.start).max().unwrap_or(0);
+            if longest > largest.map_or(0, |(_, bytes)| bytes) {
+                largest = Some((start, longest));
+            }
+        }
+        let (start, longest) = largest.ok_or(SpaceError::Full(Use::Data))?;
+        let free = self.groups.get_mut(&start).and_then(|group| group.free.as_mut());
+        let at = free.and_then(|free| free.runs.allocate(longest, 0, 1)).ok_or(SpaceError::Full(Use::Data))?;
+        Ok(at..at + longest)
+    }
+
+    /// Bytes of data groups that are free now, in those groups whose free space was read or not.
+    pub fn free_data_bytes(&self) -> u64 {
+        self.groups_of(Use::Data).map(|(_, group)| group.free_bytes()).sum()
     }
 
     /// Gives back what was allocated and never written, and has no item.

@@ -29,6 +29,7 @@ use crate::cow::{Sharing, refs_of};
 use crate::csums::{CsumError, CsumShape};
 use crate::file_map::FileMapError;
 use crate::nodes::Nodes;
+use crate::plan::PlanError;
 use crate::refs::{DelayedRefs, NewExtent, RefsError};
 use crate::space::{Space, SpaceError, Use};
 use crate::subvolumes::SubvolumeError;
@@ -65,6 +66,9 @@ pub enum ChangeError {
     /// A subvolume cannot be made or deleted.
     #[error(transparent)]
     Subvolume(#[from] SubvolumeError),
+    /// An operation on files is refused.
+    #[error(transparent)]
+    Plan(PlanError),
 }
 
 impl From<TreeError> for ChangeError {
@@ -81,6 +85,15 @@ impl From<RefsError> for ChangeError {
         match error {
             RefsError::Tree(error) => error.into(),
             error => ChangeError::Refs(error),
+        }
+    }
+}
+
+impl From<PlanError> for ChangeError {
+    fn from(error: PlanError) -> ChangeError {
+        match error {
+            PlanError::Tree(error) => error.into(),
+            error => ChangeError::Plan(error),
         }
     }
 }
@@ -389,6 +402,16 @@ impl Transaction {
         let open = self.trees.get(&objectid::FREE_SPACE_TREE);
         let tree = open.ok_or(ChangeError::NoTree(objectid::FREE_SPACE_TREE))?.tree;
         Ok(self.space.prepare(what, nodes, &tree.view(&self.nodes))?)
+    }
+
+    /// Allocates space for data, see [`Space::allocate_data`].
+    ///
+    /// # Errors
+    /// If there is no space, or a node of the free space tree is not in memory.
+    pub fn allocate_data(&mut self, bytes: u64) -> Result<std::ops::Range<u64>, ChangeError> {
+        let open = self.trees.get(&objectid::FREE_SPACE_TREE);
+        let tree = open.ok_or(ChangeError::NoTree(objectid::FREE_SPACE_TREE))?.tree;
+        Ok(self.space.allocate_data(bytes, &tree.view(&self.nodes))?)
     }
 
     /// Reads the free space of the group that has an address.
