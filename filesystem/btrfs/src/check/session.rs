@@ -121,6 +121,16 @@ impl<'a> Session<'a> {
         self.report.borrow_mut().not_checked.insert(why);
     }
 
+    /// The findings so far, listed or not.
+    pub fn finding_count(&self) -> u64 {
+        self.report.borrow().finding_count
+    }
+
+    /// The nodes that were visited so far.
+    pub fn node_count(&self) -> u64 {
+        self.report.borrow().nodes
+    }
+
     /// Changes the counts of the report.
     pub fn count(&self, change: impl FnOnce(&mut Report)) {
         change(&mut self.report.borrow_mut());
