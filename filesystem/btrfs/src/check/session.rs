@@ -15,7 +15,7 @@ use crate::verify::{Progress, Watch, why_unchecked};
 pub const MAX_LISTED: usize = 10_000;
 /// The default limit of extents, and that of references: 8 million each, which need up to 720 MiB.
 pub const MAX_EXTENTS: usize = 8 << 20;
-/// The default limit of shared nodes with a summary, which need up to 300 MiB.
+/// The default limit of shared nodes with a summary, which need up to 350 MiB.
 pub const MAX_SHARED: usize = 500_000;
 /// The default limit of scattered ranges of data in each list, which needs up to 64 MiB.
 pub const MAX_RANGES: usize = 4 << 20;
