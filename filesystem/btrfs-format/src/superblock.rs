@@ -145,6 +145,8 @@ const _: () = assert!(size_of::<Superblock>() == SUPERBLOCK_BYTES);
 pub mod flags {
     /// Set in nodes and superblocks that were written.
     pub const WRITTEN: u64 = 1;
+    /// In superblocks without a meaning.
+    pub const RELOC: u64 = 1 << 1;
     /// Set in a superblock after an error.
     pub const ERROR: u64 = 1 << 2;
     /// A seed device: read-only, and the base of another filesystem.
@@ -155,6 +157,8 @@ pub mod flags {
     pub const METADUMP_V2: u64 = 1 << 34;
     /// A change of UUIDs was interrupted, in an older and a newer form.
     pub const CHANGING_FSID: u64 = 1 << 35 | 1 << 36;
+    /// All of these. Linux refuses a filesystem with any other.
+    pub const ALL: u64 = WRITTEN | RELOC | ERROR | SEEDING | METADUMP | METADUMP_V2 | CHANGING_FSID;
 }
 
 /// The properties that are needed to read a filesystem's nodes. Only a checked superblock provides them.

@@ -39,6 +39,7 @@ pub use session::{CheckOptions, MAX_EXTENTS, MAX_LISTED, MAX_NAMES, MAX_RANGES, 
 use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs_format::features::CompatRo;
 use sealblock_btrfs_format::key::{Key, objectid};
+use sealblock_btrfs_format::superblock::flags;
 
 use crate::filesystem::Filesystem;
 use crate::verify::Watch;
@@ -77,6 +78,11 @@ fn note_devices(session: &Session<'_>) {
     let is_image = fs.storage().devices.is_metadata_image();
     for copy in fs.storage().devices.bad_superblocks().iter().filter(|_| !is_image) {
         session.found(Rule::Superblock, Place::default(), format!("superblock: {copy}"));
+    }
+    let unknown = fs.superblock().flags.get() & !flags::ALL;
+    if unknown != 0 {
+        let why = format!("the superblock has the unknown flags {unknown:#x}, with which Linux refuses it");
+        session.found(Rule::Superblock, Place::default(), why);
     }
     for error in fs.size_contradictions() {
         session.found(Rule::Superblock, Place::default(), error.to_string());
@@ -184,7 +190,7 @@ async fn walk_subvolumes(walk: &mut Walk<'_, '_>) -> Result<Vec<Tree>, Stopped> 
 }
 
 /// Compares what was collected.
-async fn finish(walk: Walk<'_, '_>, names: Vec<Tree>) -> Result<(), Stopped> {
+async fn finish(mut walk: Walk<'_, '_>, names: Vec<Tree>) -> Result<(), Stopped> {
     let session = walk.session;
     for tree in names {
         walk.compare_names(tree).await?;

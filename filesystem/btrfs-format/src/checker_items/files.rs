@@ -14,6 +14,8 @@ use crate::refusal::{Rule, aligned, behind, consistent, end, known, same, within
 
 /// The bits of a mode for the file type, and the valid types.
 const KIND_MASK: u32 = 0o170_000;
+/// The bits of a mode for permissions, and for setuid, setgid and sticky.
+const PERMISSIONS: u32 = 0o7777;
 const DIRECTORY: u32 = 0o040_000;
 const KINDS: [u32; 7] = [0o010_000, 0o020_000, DIRECTORY, 0o060_000, 0o100_000, 0o120_000, 0o140_000];
 /// Unknown flags above these forbid only writing.
@@ -28,6 +30,7 @@ pub(super) fn check_inode(context: &Context, inode: &InodeItem) -> Result<(), Ru
     if !KINDS.contains(&kind) {
         return Err(Rule::Unknown { field: "kind in the mode", found: u64::from(inode.mode.get()) });
     }
+    known("mode", inode.mode.get().into(), u64::from(KIND_MASK | PERMISSIONS))?;
     if kind == DIRECTORY {
         within("links of a directory", inode.nlink.get(), 0, 1)?;
     }

@@ -69,6 +69,7 @@ fn inodes_with_a_wrong_field_are_refused() {
         (INODE, 160, 8, &[0xff; 8], "transid is"),
         (INODE, 160, 52, &[0, 0], "kind in the mode is"),
         (INODE, 160, 52, &[0, 0xf0], "kind in the mode is"),
+        (INODE, 160, 54, &[1], "mode is 0x1"),
         (INODE, 160, 65, &[0x10], "flags is 0x10"),
     ]);
     refuse_keys(&[(INODE, 160, 255, 0, "inode is 255"), (INODE, 160, 257, 1, "offset of the key is 1")]);

@@ -109,6 +109,14 @@ impl<'a> Descent<'a> {
         Ok(node)
     }
 
+    /// Compares a node that was entered before with another pointer to it.
+    ///
+    /// # Errors
+    /// As [`Descent::enter`].
+    pub async fn compare(&self, found: Found) -> Result<(), FsError> {
+        self.load(&found.expected).await?.check_end(found.before)
+    }
+
     /// Reads a node. A relocation has nodes of its own and nodes of the subvolume that it relocates.
     async fn load(&self, expected: &Expected) -> Result<Rc<LoadedNode>, FsError> {
         let nodes = self.session.fs.nodes();

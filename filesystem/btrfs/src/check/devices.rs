@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use sealblock_btrfs_format::items::Item;
-use sealblock_btrfs_format::items::chunk::BlockGroupFlags;
+use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, Stripe};
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::node::Node;
@@ -77,6 +77,10 @@ impl Devices {
         }
         self.extents.sort_unstable();
         compare_stripes(session, groups, &self.extents);
+        // Images of metadata have their chunks from other devices.
+        if !session.fs.storage().devices.is_metadata_image() {
+            self.check_uuids(session, groups);
+        }
         let mut used: BTreeMap<u64, u64> = BTreeMap::new();
         for extent in &self.extents {
             let sum = used.entry(extent.devid).or_default();
@@ -104,9 +108,27 @@ impl Devices {
         }
     }
 
+    /// Linux finds the device of a stripe by number and UUID.
+    fn check_uuids(&self, session: &Session<'_>, groups: &Groups) {
+        for (chunk, facts) in &groups.chunks {
+            for (devid, uuid) in facts.stripes.iter().map(|stripe| (stripe.devid.get(), stripe.dev_uuid)) {
+                if self.items.get(&devid).is_some_and(|item| item.uuid != uuid) {
+                    let why = format!("a stripe of the chunk has another UUID for device {devid} than the device");
+                    session.found(Rule::DeviceExtent, Place::at(*chunk), why);
+                }
+            }
+        }
+    }
+
     /// Compares the devices with their items in their superblocks.
     fn check_superblocks(&self, session: &Session<'_>) {
         let fs: &Filesystem = session.fs;
+        let own = session.geometry().node_uuid;
+        for (devid, _) in self.items.iter().filter(|(_, item)| item.fsid != own) {
+            let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, *devid);
+            let why = format!("the item of device {devid} in the chunk tree has another filesystem's UUID");
+            session.found(Rule::Superblock, Place::item(objectid::CHUNK_TREE, key), why);
+        }
         for (devid, device) in fs.storage().devices.iter().filter(|(_, device)| !device.is_stale) {
             let Some(item) = self.items.get(&devid) else { continue };
             let (own, in_tree) = (device.item.bytes_used.get(), item.bytes_used.get());
@@ -125,7 +147,8 @@ fn compare_stripes(session: &Session<'_>, groups: &Groups, extents: &[Range]) {
     let mut stripes: Vec<Range> = Vec::new();
     for (chunk, facts) in &groups.chunks {
         let bytes = facts.stripe_bytes;
-        let range = |(devid, offset): &(u64, u64)| Range { devid: *devid, offset: *offset, bytes, chunk: *chunk };
+        let range =
+            |stripe: &Stripe| Range { devid: stripe.devid.get(), offset: stripe.offset.get(), bytes, chunk: *chunk };
         stripes.extend(facts.stripes.iter().map(range));
     }
     stripes.sort_unstable();

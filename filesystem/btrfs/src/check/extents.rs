@@ -276,7 +276,7 @@ impl Extents {
     }
 
     /// Compares a node with its extent, once.
-    pub fn check_node(&self, session: &Session<'_>, header: &Header, tree: u64) {
+    pub fn check_node(&self, session: &Session<'_>, header: &Header, (tree, is_root): (u64, bool)) {
         let bytenr = header.bytenr.get();
         let Some(extent) = self.position(bytenr).map(|index| self.list[index]) else { return };
         let place = Place { tree: Some(tree), ..Place::at(bytenr) };
@@ -293,10 +293,15 @@ impl Extents {
             let why = format!("the node is of generation {generation}, and the extent tree has {}", extent.generation);
             session.found(Rule::ExtentGeneration, place, why);
         }
+        let is_moved = header.flags.get() & flags::RELOC != 0;
+        if is_moved && !extent.is_full && !is_root && tree >= objectid::FIRST_FREE && objectid::is_subvolume(tree) {
+            let why = "the node was moved by a relocation, and the extent tree has no FULL_BACKREF for it";
+            session.found(Rule::ExtentKind, place, why);
+        }
         let owner = header.owner.get();
         let by_owner = Reference { extent: bytenr, maker: Maker::Tree(owner) };
         // What a relocation moved is referred to by its parents, also within the tree of its owner.
-        let may_be_moved = owner == tree || header.flags.get() & flags::RELOC != 0;
+        let may_be_moved = owner == tree || is_moved;
         if !extent.is_full && !may_be_moved && !self.is_unknown(bytenr) && !self.references.has(by_owner) {
             let why = format!(
                 "it has no FULL_BACKREF, so its owner, tree {owner}, refers to its children, and not to the node itself"

@@ -33,6 +33,9 @@ pub(super) struct FreeSpace {
     current: Option<Current>,
     /// Block groups that have an info.
     seen: BTreeSet<u64>,
+    /// Where the last block group ends. Those that overlap are a finding, and are not compared, so that no extent is
+    /// compared twice.
+    last_end: u64,
     /// True if nodes of the tree are lost.
     has_lost: bool,
     most_runs: usize,
@@ -40,7 +43,7 @@ pub(super) struct FreeSpace {
 
 impl FreeSpace {
     pub fn new(most_runs: usize) -> FreeSpace {
-        FreeSpace { current: None, seen: BTreeSet::new(), has_lost: false, most_runs }
+        FreeSpace { current: None, seen: BTreeSet::new(), last_end: 0, has_lost: false, most_runs }
     }
 
     /// Records that a node of the tree is lost.
@@ -87,6 +90,8 @@ impl FreeSpace {
                 true
             }
         };
+        let is_ignored = is_ignored || start < self.last_end;
+        self.last_end = self.last_end.max(start.saturating_add(bytes));
         self.seen.insert(start);
         let is_bitmap = info.flags.get() & FreeSpaceInfo::USING_BITMAPS != 0;
         let count = info.extent_count.get();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use sealblock_btrfs_format::items::Item;
-use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, STRIPE_BYTES};
+use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, STRIPE_BYTES, Stripe};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::node::Node;
 
@@ -16,8 +16,7 @@ use super::session::Session;
 pub(super) struct ChunkFacts {
     pub bytes: u64,
     pub flags: u64,
-    /// Device and offset of each stripe.
-    pub stripes: Vec<(u64, u64)>,
+    pub stripes: Vec<Stripe>,
     /// Bytes of each stripe.
     pub stripe_bytes: u64,
     /// The item, for a comparison.
@@ -61,16 +60,20 @@ impl Groups {
     }
 
     /// Takes the chunks of a leaf of the chunk tree.
-    pub fn take_chunks(&mut self, leaf: &Node<'_>) {
+    pub fn take_chunks(&mut self, session: &Session<'_>, leaf: &Node<'_>) {
         for (key, data) in leaf.entries() {
             let Ok(Item::Chunk(chunk)) = Item::decode(key, data) else { continue };
-            let count = chunk.head.num_stripes.get();
+            let (count, sector) = (chunk.head.num_stripes.get(), chunk.head.sector_size.get());
+            if u64::from(sector) != session.sector_bytes() {
+                let why = format!("the chunk has sectors of {sector} bytes, which no other sectors are");
+                session.found(Rule::GroupChunk, Place::item(objectid::CHUNK_TREE, key), why);
+            }
             let data_stripes = chunk.flags().profile().map_or(1, |profile| profile.data_stripes(count)).max(1);
             let bytes = chunk.head.length.get();
             let facts = ChunkFacts {
                 bytes,
                 flags: chunk.head.flags.get(),
-                stripes: chunk.stripes.iter().map(|stripe| (stripe.devid.get(), stripe.offset.get())).collect(),
+                stripes: chunk.stripes.to_vec(),
                 stripe_bytes: bytes / u64::from(data_stripes),
                 item: data.to_vec(),
             };

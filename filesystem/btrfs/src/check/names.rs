@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::directory::{DirEntry, FileType};
-use sealblock_btrfs_format::key::{ItemType, Key};
+use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::node::Node;
 
 use super::report::{Place, Rule, WhyNotChecked};
@@ -32,6 +32,13 @@ impl Hashes {
     pub fn entry(&self, parent: u64, entry: &DirEntry<'_>) -> u64 {
         let Key { objectid, item_type, offset } = entry.location;
         self.0.hash_one((2_u8, parent, objectid, item_type, offset, entry.kind, entry.name))
+    }
+
+    /// What a pointer says about a node.
+    pub fn node(&self, owner: u64, level: u8, generation: u64, first_key: Option<Key>) -> u64 {
+        // A subvolume may have nodes of any other.
+        let owner = if objectid::is_subvolume(owner) { objectid::FS_TREE } else { owner };
+        self.0.hash_one((4_u8, owner, level, generation, first_key))
     }
 
     /// The type of an inode.

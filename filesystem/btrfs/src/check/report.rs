@@ -69,11 +69,11 @@ rules! {
     ExtentGroup = "extent_group";
     /// A block group has another number of used bytes.
     GroupUsed = "group_used";
-    /// A chunk has no block group, or a block group no chunk, or they differ.
+    /// A chunk has no block group, or a block group no chunk, or they differ, or a chunk differs from the filesystem.
     GroupChunk = "group_chunk";
     /// The superblock has another number of used bytes.
     BytesUsed = "bytes_used";
-    /// A stripe of a chunk has no device extent, or a device extent no stripe, or they differ.
+    /// A stripe of a chunk has no device extent or no such device, or a device extent no stripe, or they differ.
     DeviceExtent = "device_extent";
     /// Device extents overlap, or end behind their device.
     DeviceOverlap = "device_overlap";
@@ -121,6 +121,8 @@ rules! {
     NameKind = "name_kind";
     /// The top directory of a subvolume is absent or no directory.
     TopDirectory = "top_directory";
+    /// A tree has several ROOT_ITEMs, or one where Linux does not look for it, or the default subvolume has none.
+    RootItem = "root_item";
     /// ROOT_ITEM, ROOT_REF, ROOT_BACKREF and directory entries of a subvolume disagree.
     RootRef = "root_ref";
     /// A subvolume that is being deleted has no ORPHAN_ITEM, or an ORPHAN_ITEM no such subvolume.

@@ -37,6 +37,8 @@ pub(super) struct Roots {
     refs: BTreeMap<(u64, u64), Position>,
     backrefs: BTreeMap<(u64, u64), Position>,
     orphans: BTreeSet<u64>,
+    /// ROOT_ITEMs of trees that have another one, or belong at offset 0.
+    odd: Vec<Key>,
     most: usize,
     is_cut: bool,
     /// True if nodes of the root tree are lost.
@@ -51,6 +53,7 @@ impl Roots {
             refs: BTreeMap::new(),
             backrefs: BTreeMap::new(),
             orphans: BTreeSet::new(),
+            odd: Vec::new(),
             most,
             is_cut: false,
             has_lost: false,
@@ -60,7 +63,9 @@ impl Roots {
     /// Takes a leaf of the root tree.
     pub fn take(&mut self, leaf: &Node<'_>) {
         for (key, data) in leaf.entries() {
-            if self.roots.len() + self.refs.len() + self.backrefs.len() + self.orphans.len() >= self.most {
+            if self.roots.len() + self.odd.len() + self.refs.len() + self.backrefs.len() + self.orphans.len()
+                >= self.most
+            {
                 self.is_cut = true;
                 return;
             }
@@ -81,7 +86,12 @@ impl Roots {
                         tree,
                     };
                     self.trees.extend(tree);
-                    self.roots.insert(key.objectid, facts);
+                    let has_another = self.roots.insert(key.objectid, facts).is_some();
+                    let has_offset = key.offset != 0 && !objectid::is_subvolume(key.objectid);
+                    // Each relocation has its own, by the subvolume that it relocates.
+                    if (has_another || has_offset) && key.objectid != objectid::TREE_RELOC {
+                        self.odd.push(key);
+                    }
                 }
                 Ok(Item::RootRef(one)) => {
                     let position = (one.dirid, one.sequence, one.name.to_vec());
@@ -120,10 +130,24 @@ impl Roots {
         for id in ids.into_iter().filter(|id| self.tree(*id).is_none()) {
             session.found(Rule::NoTree, Place::tree(id), "the root tree has no such tree");
         }
+        for key in &self.odd {
+            let why = "the tree has several root items, or one at an offset at which Linux does not look for it";
+            session.found(Rule::RootItem, Place::item(objectid::ROOT_TREE, *key), why);
+        }
+        self.check_default(session).await;
         self.check_pairs(session);
         self.check_counts(session);
         self.check_directories(session).await;
         self.check_uuids(session).await;
+    }
+
+    /// Without the default subvolume Linux mounts nothing, unless the mount names another one.
+    async fn check_default(&self, session: &Session<'_>) {
+        let Ok(id) = session.fs.default_subvolume().await else { return };
+        if self.tree(id).is_none() {
+            let why = format!("the default subvolume is {id}, which does not exist");
+            session.found(Rule::RootItem, Place::tree(id), why);
+        }
     }
 
     /// Each ROOT_REF has an equal ROOT_BACKREF, both ways.
@@ -134,8 +158,8 @@ impl Roots {
             if self.backrefs.get(&(*outer, *inner)) != Some(position) {
                 session.found(Rule::RootRef, place, "there is no equal ROOT_BACKREF");
             }
-            if self.tree(*inner).is_none() {
-                let why = format!("it leads to subvolume {inner}, which does not exist");
+            for id in [outer, inner].into_iter().filter(|id| self.tree(**id).is_none()) {
+                let why = format!("it is of subvolume {id}, which does not exist");
                 session.found(Rule::RootRef, place, why);
             }
         }

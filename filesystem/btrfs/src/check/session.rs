@@ -15,7 +15,7 @@ use crate::verify::{Progress, Watch, why_unchecked};
 pub const MAX_LISTED: usize = 10_000;
 /// The default limit of extents, and that of references: 8 million each, which need up to 720 MiB.
 pub const MAX_EXTENTS: usize = 8 << 20;
-/// The default limit of shared nodes with a summary, which need up to 300 MiB.
+/// The default limit of shared nodes with a summary, which need up to 350 MiB.
 pub const MAX_SHARED: usize = 500_000;
 /// The default limit of scattered ranges of data in each list, which needs up to 64 MiB.
 pub const MAX_RANGES: usize = 4 << 20;
@@ -119,6 +119,16 @@ impl<'a> Session<'a> {
 
     pub fn not_checked(&self, why: WhyNotChecked) {
         self.report.borrow_mut().not_checked.insert(why);
+    }
+
+    /// The findings so far, listed or not.
+    pub fn finding_count(&self) -> u64 {
+        self.report.borrow().finding_count
+    }
+
+    /// The nodes that were visited so far.
+    pub fn node_count(&self) -> u64 {
+        self.report.borrow().nodes
     }
 
     /// Changes the counts of the report.

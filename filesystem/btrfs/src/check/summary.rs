@@ -50,6 +50,11 @@ impl Summary {
         Summary { is_incomplete: true, starts_lost: true, ends_lost: true, ..Summary::default() }
     }
 
+    /// The number of inodes in its lists.
+    pub fn list_lengths(&self) -> usize {
+        self.unlinked.len() + self.orphans.len()
+    }
+
     /// The number and the item of its last inode, which may continue after it.
     pub fn last_inode(&self) -> Option<(u64, Option<InodeFacts>)> {
         let last = self.tail.as_ref().or(self.head.as_ref())?;

@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use sealblock_btrfs_format::checker::Expected;
 use sealblock_btrfs_format::key::{Key, objectid};
 use sealblock_btrfs_format::node::Node;
 
@@ -20,10 +21,11 @@ use super::free_space::FreeSpace;
 use super::groups::Groups;
 use super::names::{Hashes, NameTable};
 use super::references::{Maker, Reference};
-use super::report::{Place, WhyNotChecked};
+use super::report::{Place, Rule, WhyNotChecked};
 use super::roots::Roots;
 use super::session::{Session, Stopped};
 use super::summary::{Files, Summary};
+use crate::error::FsError;
 
 /// The first key of a lost node, and the first one after it.
 type LostKeys = (Option<Key>, Option<Key>);
@@ -44,7 +46,22 @@ pub(super) struct Walk<'s, 'a> {
     pub has_lost: bool,
     /// What shared nodes of subvolumes say about files.
     summaries: HashMap<u64, Rc<Summary>>,
+    /// The inodes without links and the orphans in these.
+    summarized: usize,
+    /// The same, each time that they were used again.
+    reused: usize,
+    /// Shared nodes: a hash of what their pointers must say, and their last keys. A node is read once, and each pointer
+    /// to it can be wrong.
+    shared: HashMap<u64, (u64, Option<Key>)>,
+    /// Nodes that were read to compare names.
+    compared: u64,
 }
+
+/// The lists of shared nodes are used again until this number of times their limit.
+const MAX_REUSED: usize = 16;
+/// The names of subvolumes are compared one by one until this number of times the nodes of all trees were read: a
+/// damaged tree of a thousand snapshots is not read a thousand times.
+const MAX_COMPARED: u64 = 16;
 
 /// The inner nodes on the path, each with the summary of what was visited below it.
 struct Open {
@@ -68,6 +85,10 @@ impl<'s, 'a> Walk<'s, 'a> {
             group_tree,
             has_lost: false,
             summaries: HashMap::new(),
+            summarized: 0,
+            reused: 0,
+            shared: HashMap::new(),
+            compared: 0,
         }
     }
 
@@ -126,7 +147,11 @@ impl<'s, 'a> Walk<'s, 'a> {
             return;
         }
         if is_shared {
-            if self.summaries.len() < self.session.options.most_shared {
+            self.summarized = self.summarized.saturating_add(summary.list_lengths());
+            if self.summarized > self.session.options.most_names {
+                // Without a summary, the files of its other subvolumes are not judged.
+                self.session.not_checked(WhyNotChecked::TooManyNames);
+            } else if self.summaries.len() < self.session.options.most_shared {
                 self.summaries.insert(bytenr, Rc::new(summary.clone()));
             } else {
                 self.session.not_checked(WhyNotChecked::TooManyShared);
@@ -151,7 +176,12 @@ impl<'s, 'a> Walk<'s, 'a> {
         let (is_full, is_shared) = match self.extents.reach(session, bytenr, id) {
             Reached::First { is_full, is_shared } => (is_full, is_shared),
             Reached::Again => {
-                self.visit_again(tree, bytenr, open, last);
+                if let Some(error) = self.compare_pointer(descent, found).await {
+                    session.step().await?;
+                    self.lost_below(tree, found, &error, (open, last), false);
+                } else {
+                    self.visit_again(tree, bytenr, open, last);
+                }
                 return Ok(());
             }
         };
@@ -161,17 +191,16 @@ impl<'s, 'a> Walk<'s, 'a> {
         let node = match entered {
             Ok(node) => node,
             Err(error) => {
-                let place = Place { key: found.expected.first_key, ..Place::tree(id) };
-                session.lost_node(Place { logical: Some(bytenr), ..place }, &error);
-                self.lose(tree, found);
-                *last = None;
-                self.give(tree, open, (bytenr, is_shared), Summary::lost());
+                self.lost_below(tree, found, &error, (open, last), is_shared);
                 return Ok(());
             }
         };
         session.count(|report| report.nodes += 1);
         let view = node.view();
-        self.extents.check_node(session, view.header(), id);
+        if is_shared {
+            self.remember(&view);
+        }
+        self.extents.check_node(session, view.header(), (id, found.expected.first_key.is_none()));
         if view.header().level > 0 {
             let owner = view.header().owner.get();
             let maker = if is_full { Maker::Parent(bytenr) } else { Maker::Tree(owner) };
@@ -195,12 +224,58 @@ impl<'s, 'a> Walk<'s, 'a> {
         Ok(())
     }
 
+    /// Reports a node that a pointer does not lead to, and goes on after it.
+    fn lost_below(
+        &mut self,
+        tree: &Tree,
+        found: Found,
+        error: &FsError,
+        (open, last): (&mut [Open], &mut LastInode),
+        is_shared: bool,
+    ) {
+        let bytenr = found.expected.bytenr;
+        let place = Place { key: found.expected.first_key, ..Place::tree(tree.root.id) };
+        self.session.lost_node(Place { logical: Some(bytenr), ..place }, error);
+        self.lose(tree, found);
+        *last = None;
+        self.give(tree, open, (bytenr, is_shared), Summary::lost());
+    }
+
+    /// Keeps what later pointers to a node are compared with.
+    fn remember(&mut self, node: &Node<'_>) {
+        if self.shared.len() >= self.session.options.most_shared {
+            self.session.not_checked(WhyNotChecked::TooManyShared);
+            return;
+        }
+        let header = node.header();
+        let (owner, generation) = (header.owner.get(), header.generation.get());
+        let hash = self.hashes.node(owner, header.level, generation, node.first_key());
+        self.shared.insert(header.bytenr.get(), (hash, node.last_key()));
+    }
+
+    /// Compares a pointer with the node that it leads to, which was visited before.
+    async fn compare_pointer(&self, descent: &Descent<'_>, found: Found) -> Option<FsError> {
+        // A node that is not shared has more pointers than are recorded, which is a finding.
+        let (hash, last_key) = self.shared.get(&found.expected.bytenr)?;
+        let Expected { owner, level, generation, first_key, .. } = found.expected;
+        // A root item has no key, and only the node itself shows whether the rest is right.
+        let is_equal = first_key.is_some() && self.hashes.node(owner, level, generation, first_key) == *hash;
+        let is_before = last_key.zip(found.before).is_none_or(|(last, before)| last < before);
+        if is_equal && is_before { None } else { descent.compare(found).await.err() }
+    }
+
     /// Uses what is known about a node that was visited before.
     fn visit_again(&mut self, tree: &Tree, bytenr: u64, open: &mut [Open], last: &mut LastInode) {
         if !tree.has_files {
             return;
         }
         let known = self.summaries.get(&bytenr).map(Rc::clone);
+        self.reused = self.reused.saturating_add(known.as_ref().map_or(0, |known| known.list_lengths()));
+        let is_too_much = self.reused / MAX_REUSED > self.session.options.most_names;
+        if is_too_much {
+            self.session.not_checked(WhyNotChecked::TooManyNames);
+        }
+        let known = known.filter(|_| !is_too_much);
         // Without a summary, the node is reached by more paths than are recorded, which is a finding, or there are too
         // many summaries.
         let summary = known.map_or_else(Summary::lost, |known| (*known).clone());
@@ -232,7 +307,7 @@ impl<'s, 'a> Walk<'s, 'a> {
         let (session, id) = (self.session, tree.root.id);
         match id {
             objectid::CHUNK_TREE => {
-                self.groups.take_chunks(leaf);
+                self.groups.take_chunks(session, leaf);
                 self.devices.take_items(leaf);
             }
             objectid::DEV_TREE => self.devices.take_extents(session, leaf),
@@ -245,8 +320,21 @@ impl<'s, 'a> Walk<'s, 'a> {
         }
     }
 
-    /// Compares the names of a subvolume one by one.
-    pub async fn compare_names(&self, tree: Tree) -> Result<(), Stopped> {
+    /// Compares the names of a subvolume one by one. They disagree, so there is always a finding.
+    pub async fn compare_names(&mut self, tree: Tree) -> Result<(), Stopped> {
+        let session = self.session;
+        let before = session.finding_count();
+        if self.compared <= session.node_count().saturating_mul(MAX_COMPARED) {
+            self.report_names(tree).await?;
+        }
+        if session.finding_count() == before {
+            let why = "the names of inodes and the entries of directories do not agree";
+            session.found(Rule::Name, Place::tree(tree.root.id), why);
+        }
+        Ok(())
+    }
+
+    async fn report_names(&mut self, tree: Tree) -> Result<(), Stopped> {
         let session = self.session;
         let mut table = NameTable::new(&self.hashes, session.options.most_names);
         for is_report in [false, true] {
@@ -261,6 +349,7 @@ impl<'s, 'a> Walk<'s, 'a> {
                         false => table.count(&node.view()),
                     }
                 }
+                self.compared += 1;
                 session.step().await?;
             }
         }

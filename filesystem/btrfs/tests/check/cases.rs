@@ -7,9 +7,11 @@ use sealblock_btrfs_format::items::entries::Entry;
 use sealblock_btrfs_format::items::inode::InodeRef;
 use sealblock_btrfs_format::key::objectid::{
     CHUNK_TREE, CSUM_TREE, DEV_ITEMS, DEV_TREE, EXTENT_CSUM, EXTENT_TREE, FREE_SPACE_TREE, FS_TREE, ORPHAN, ROOT_TREE,
+    ROOT_TREE_DIR,
 };
 use sealblock_btrfs_format::key::{ItemType, Key};
 use sealblock_btrfs_format::names::name_hash;
+use sealblock_btrfs_format::node::KeyPointer;
 
 use crate::image::Image;
 
@@ -87,6 +89,12 @@ fn group(image: &Image, kind: BlockGroupFlags) -> Key {
     image.find(EXTENT_TREE, ItemType::BLOCK_GROUP_ITEM, |_, data| data[16] == kind.bits() as u8)
 }
 
+/// The key of the chunk for data.
+fn data_chunk(image: &Image) -> Key {
+    let is_data = |_: Key, data: &[u8]| data[24] == BlockGroupFlags::DATA.bits() as u8;
+    image.find(CHUNK_TREE, ItemType::CHUNK_ITEM, is_data)
+}
+
 fn dir_index(image: &Image, name: &str) -> Key {
     image.find(FS_TREE, ItemType::DIR_INDEX, |key, data| key.objectid == TOP && &data[30..] == name.as_bytes())
 }
@@ -114,6 +122,55 @@ pub const CASES: &[Case] = &[
     case("a damaged copy of a node", &[Rule::NodeCopy], Program::Neither, |image| image.damage(CSUM_TREE, 1)),
     case("a superblock with more devices", &[Rule::Superblock], Program::Both, |image| {
         image.superblock(|superblock| superblock.num_devices = 2.into());
+    }),
+    case(
+        "another key in a pointer to a node that was reached before",
+        &[Rule::LostNode],
+        Program::LowMemory,
+        |image| {
+            image.edit_pointers(subvolume(image, "shared"), |pointers| {
+                let pointer = pointers[1];
+                let key = Key { offset: pointer.key().offset + 1, ..pointer.key() };
+                pointers[1] = KeyPointer::new(key, pointer.blockptr.get(), pointer.generation.get());
+            });
+        },
+    ),
+    case(
+        "another generation in a pointer to a node that was reached before",
+        &[Rule::LostNode],
+        Program::LowMemory,
+        |image| {
+            image.edit_pointers(subvolume(image, "shared"), |pointers| {
+                let pointer = pointers[1];
+                let generation = pointer.generation.get() - 1;
+                pointers[1] = KeyPointer::new(pointer.key(), pointer.blockptr.get(), generation);
+            });
+        },
+    ),
+    case("a device of another filesystem", &[Rule::Superblock], Program::Both, |image| {
+        image.patch(CHUNK_TREE, Key::new(DEV_ITEMS, ItemType::DEV_ITEM, 1), |data| data[97] ^= 1);
+    }),
+    case("unknown flags of the superblock", &[Rule::Superblock], Program::Neither, |image| {
+        image.superblock(|superblock| superblock.flags = (superblock.flags.get() | 1 << 40).into());
+    }),
+    case("a chunk on a device with another UUID", &[Rule::DeviceExtent], Program::Original, |image| {
+        image.patch(CHUNK_TREE, data_chunk(image), |data| data[64] ^= 1);
+    }),
+    case("a chunk with other sectors", &[Rule::GroupChunk], Program::Both, |image| {
+        image.patch(CHUNK_TREE, data_chunk(image), |data| data[40] = 1);
+    }),
+    case("a node that a relocation moved, without FULL_BACKREF", &[Rule::ExtentKind], Program::Original, |image| {
+        image.change_leaf(subvolume(image, "sub"), |header| header.flags = (header.flags.get() | 2).into());
+    }),
+    case("two root items of a tree", &[Rule::RootItem], Program::Both, |image| {
+        let (_, item) =
+            image.items(ROOT_TREE).into_iter().find(|(key, _)| *key == root_item(image, CSUM_TREE)).unwrap();
+        image.add(ROOT_TREE, Key::new(CSUM_TREE, ItemType::ROOT_ITEM, 4096), &item);
+    }),
+    // Linux does not mount it then.
+    case("a default subvolume that does not exist", &[Rule::RootItem], Program::Neither, |image| {
+        let key = Key::new(ROOT_TREE_DIR, ItemType::DIR_ITEM, name_hash(b"default"));
+        image.patch(ROOT_TREE, key, |data| put(data, 0, &999_u64.to_le_bytes()));
     }),
     case("no checksum tree", &[Rule::NoTree, Rule::ReferenceNotFound], Program::Both, |image| {
         image.remove(ROOT_TREE, root_item(image, CSUM_TREE));

@@ -15,7 +15,7 @@ use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::names::name_hash;
-use sealblock_btrfs_format::node::write_leaf;
+use sealblock_btrfs_format::node::{Header, KeyPointer, write_inner, write_leaf};
 use sealblock_btrfs_format::superblock::{SUPERBLOCK_BYTES, Superblock, copy_offsets};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
@@ -71,6 +71,9 @@ fn fill(mount: &Mount) -> Result<(), String> {
     plain(fs::write(path("snap/0"), b"changed"))?;
     // The leaves from before now belong to the snapshot alone, and have FULL_BACKREF.
     (0..40).try_for_each(|at| plain(fs::write(path(&format!("sub/{at}")), b"changed")))?;
+    mount.sync()?;
+    // It shares all leaves.
+    subvolume(&["snapshot", "-r"], &[path("sub"), path("shared")])?;
     mount.sync()
 }
 
@@ -172,6 +175,15 @@ impl Image {
 
     /// Changes the items of the leaf of a tree in which a key is or would be.
     pub fn edit(&self, tree: u64, key: Key, change: impl FnOnce(&mut Vec<(Key, Vec<u8>)>)) {
+        self.edit_leaf(tree, key, |_, items| change(items));
+    }
+
+    /// Changes the header of the last leaf of a tree.
+    pub fn change_leaf(&self, tree: u64, change: impl FnOnce(&mut Header)) {
+        self.edit_leaf(tree, Key::MAX, |header, _| change(header));
+    }
+
+    fn edit_leaf(&self, tree: u64, key: Key, change: impl FnOnce(&mut Header, &mut Vec<(Key, Vec<u8>)>)) {
         let fs = self.open();
         let mut expected = now(fs.tree(tree)).unwrap().unwrap().expected();
         let node = loop {
@@ -184,13 +196,29 @@ impl Image {
         };
         let view = node.view();
         let mut items: Vec<(Key, Vec<u8>)> = view.entries().map(|(key, data)| (key, data.to_vec())).collect();
-        change(&mut items);
+        let mut header = *view.header();
+        change(&mut header, &mut items);
         items.sort_by_key(|(key, _)| *key);
         let geometry = fs.storage().geometry();
         let items = items.iter().map(|(key, data)| (*key, &data[..]));
-        let leaf = write_leaf(view.header(), items, geometry.node_bytes, geometry.checksum).unwrap();
+        let leaf = write_leaf(&header, items, geometry.node_bytes, geometry.checksum).unwrap();
         for place in fs.storage().map.locate(expected.bytenr, 1).unwrap().copies {
             self.write(place.offset, &leaf);
+        }
+    }
+
+    /// Changes the pointers in the root node of a tree.
+    pub fn edit_pointers(&self, tree: u64, change: impl FnOnce(&mut Vec<KeyPointer>)) {
+        let fs = self.open();
+        let root = now(fs.tree(tree)).unwrap().unwrap();
+        let node = now(fs.nodes().load(&root.expected())).unwrap();
+        let mut pointers = node.view().pointers().to_vec();
+        assert!(pointers.len() > 1, "the root node of tree {tree} has several children");
+        change(&mut pointers);
+        let geometry = fs.storage().geometry();
+        let node = write_inner(node.view().header(), &pointers, geometry.node_bytes, geometry.checksum).unwrap();
+        for place in fs.storage().map.locate(root.bytenr, 1).unwrap().copies {
+            self.write(place.offset, &node);
         }
     }
 

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 
 use futures_executor::block_on;
 use sealblock_block::{Device, Durability, DynDevice, Request};
-use sealblock_btrfs::check::{CheckOptions, Finding, Rule, check};
+use sealblock_btrfs::check::{CheckOptions, Finding, Report, Rule, check};
 use sealblock_btrfs::verify::Unwatched;
 use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
 use sealblock_btrfs_format::checksum::ChecksumType;
-use sealblock_btrfs_format::key::objectid::{CSUM_TREE, DEV_TREE, EXTENT_CSUM, EXTENT_TREE, FIRST_FREE};
+use sealblock_btrfs_format::key::objectid::{CSUM_TREE, DEV_TREE, EXTENT_CSUM, EXTENT_TREE, FIRST_FREE, FS_TREE};
 use sealblock_btrfs_format::key::{ItemType, Key};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
@@ -23,6 +23,12 @@ pub const RULES: &[Rule] =
 
 /// The findings of one rule; `None` if the checker of nodes refuses a node.
 fn findings(made: &Handmade, rule: Rule) -> Option<Vec<Finding>> {
+    let report = report(made, CheckOptions::default());
+    let is_whole = report.findings.iter().all(|finding| finding.rule != Rule::LostNode);
+    is_whole.then(|| report.findings.into_iter().filter(|finding| finding.rule == rule).collect())
+}
+
+fn report(made: &Handmade, options: CheckOptions) -> Report {
     let device = DynDevice::new("memory", MemoryDevice::new(BlockSize::B4096, DEVICE_BYTES / 4096, None));
     for (offset, bytes) in made.build().0 {
         let mut bytes = bytes;
@@ -35,9 +41,7 @@ fn findings(made: &Handmade, rule: Rule) -> Option<Vec<Finding>> {
     }
     let candidates = vec![Candidate { name: "memory".into(), device }];
     let fs = block_on(Filesystem::open(candidates, OpenOptions::default())).unwrap();
-    let report = block_on(check(&fs, CheckOptions::default(), &Unwatched));
-    let is_whole = report.findings.iter().all(|finding| finding.rule != Rule::LostNode);
-    is_whole.then(|| report.findings.into_iter().filter(|finding| finding.rule == rule).collect())
+    block_on(check(&fs, options, &Unwatched))
 }
 
 /// Makes one item too long, each in turn. The last item of a leaf breaks the rule once; any other item makes its leaf
@@ -116,4 +120,32 @@ fn a_node_across_a_border_of_64_kib_is_found() {
     assert_eq!(findings(&made, Rule::NodePlace), Some(Vec::new()));
     made_large.put(EXTENT_TREE, node((64 << 10) - 4096), item);
     assert_eq!(findings(&made_large, Rule::NodePlace).map(|found| found.len()), Some(1));
+}
+
+/// Directories in each other; the type of the last one is that of a file, and not that of its entry.
+fn nested(is_wrong: bool) -> Handmade {
+    let mut made = empty();
+    let last = (0..30).fold(FIRST_FREE, |parent, _| made.directory(parent, b"inner"));
+    if is_wrong {
+        let mut inode = vec![0; 160];
+        inode[40] = 1;
+        inode[52..56].copy_from_slice(&0o100_644_u32.to_le_bytes());
+        made.put(FS_TREE, Key::new(last, ItemType::INODE_ITEM, 0), inode);
+    }
+    made
+}
+
+/// The limit is too low for the types of all inodes, and high enough for the names, of which few are open at a time.
+#[test]
+fn names_that_disagree_are_a_finding_even_if_the_limit_hides_which() {
+    for (most_names, rule) in [(CheckOptions::default().most_names, Rule::NameKind), (20, Rule::Name)] {
+        let options = CheckOptions { most_names, ..CheckOptions::default() };
+        let of = |is_wrong| {
+            let findings = report(&nested(is_wrong), options).findings;
+            findings.into_iter().filter(|one| matches!(one.rule, Rule::Name | Rule::NameKind)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(false), Vec::new());
+        let found = of(true);
+        assert!(found.len() == 1 && found[0].rule == rule, "{found:?}");
+    }
 }

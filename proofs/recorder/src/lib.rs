@@ -1,0 +1,34 @@
+//! Devices in memory that log every request, and every image that a power cut can leave of them.
+//!
+//! A [`Recorder`] has one or more devices with one [`Log`]. A test lets a filesystem work on them and calls
+//! [`Recorder::mark`] whenever the filesystem has promised something ("fsync of a returned"). [`CrashStates`] then
+//! enumerates what a power cut at each moment can leave on the devices. In each state the test checks the promises
+//! whose marks lie before the cut.
+//!
+//! The rules of a device with a volatile write cache:
+//!
+//! - A Flush that succeeds makes durable the changes of *its* device that *completed before it started*, and no others.
+//! - A Write or WriteZeroes with force unit access is durable when it completes.
+//! - Of all other changes, completed or in flight, any subset survives, on each device independently. Each may survive
+//!   in part, by sectors, unless the test declares writes of superblocks atomic.
+//! - Requests that overlap in time reach the medium in any order.
+//! - After a Flush has failed, what it should have made durable stays volatile, whatever later flushes report.
+//! - A discarded block may have any content.
+//!
+//! Everything is a function of the log and a seed, so that a failing state can be made again from its index.
+
+mod crash;
+mod device;
+mod faults;
+mod image;
+mod log;
+mod recorder;
+mod survivors;
+mod tear;
+
+pub use crash::{CrashOptions, CrashState, CrashStates};
+pub use faults::{FailedWrite, Fault, Repeat};
+pub use image::{Content, Image, Piece};
+pub use log::{Event, Log, Recorded, RequestId};
+pub use recorder::{Discarded, Options, Recorder};
+pub use survivors::Survivors;
