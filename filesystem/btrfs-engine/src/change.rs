@@ -44,7 +44,9 @@ impl Transaction {
     pub fn apply_change(&mut self, change: &Change) -> Result<(), ChangeError> {
         let mut costs = Vec::new();
         let mut shared_children = 0;
-        for (tree, items) in &change.items {
+        // A filesystem may lack a tree in which nothing changes.
+        let trees = || change.items.iter().filter(|(_, items)| !items.is_empty());
+        for (tree, items) in trees() {
             for (key, _) in items.iter() {
                 shared_children += self.touch_counting(*tree, key..=key)?;
             }
@@ -52,7 +54,7 @@ impl Transaction {
             costs.push(TreeCost { tree: *tree, changes, bytes });
         }
         self.admit(&costs, shared_children + change.refs.iter().count() as u64, change.frees_space)?;
-        for (tree, items) in &change.items {
+        for (tree, items) in trees() {
             self.prepare_nodes(*tree, items.len() as u64)?;
         }
         self.count_change();
@@ -61,7 +63,7 @@ impl Transaction {
             let key = Key::new(*bytenr, ItemType::EXTENT_ITEM, *bytes);
             self.refs.insert(NewExtent { key, item: ExtentItemBuf::new(generation, ExtentFlags::DATA, None) })?;
         }
-        for (tree, items) in &change.items {
+        for (tree, items) in trees() {
             self.edit(*tree, |tree, editor| Ok::<_, ChangeError>(tree.apply(editor, items)?))?;
         }
         Ok(change.refs.apply(&mut self.refs)?)

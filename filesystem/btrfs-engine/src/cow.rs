@@ -72,8 +72,10 @@ pub fn refs_of(
 
 /// What a reference of the children of a node is by.
 #[derive(Clone, Copy)]
-enum By {
+pub enum By {
+    /// By the tree with this number.
     Tree(u64),
+    /// By the node at this address.
     Node(u64),
 }
 
@@ -94,7 +96,10 @@ impl By {
 }
 
 /// All references that a node has to others.
-fn children(node: &Node, by: By) -> Result<Vec<(u64, ExtentRef)>, TreeError> {
+///
+/// # Errors
+/// If an item cannot be read.
+pub fn children(node: &Node, by: By) -> Result<Vec<(u64, ExtentRef)>, TreeError> {
     let bytenr = node.header().bytenr.get();
     if node.header().level > 0 {
         return Ok(node.pointers().iter().map(|pointer| (pointer.blockptr.get(), by.of_node())).collect());

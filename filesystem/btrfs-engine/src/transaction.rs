@@ -287,6 +287,20 @@ impl Transaction {
         Ok(())
     }
 
+    /// The extent tree, to be read.
+    ///
+    /// # Errors
+    /// If it is not open.
+    pub fn extent_tree(&self) -> Result<Tree, ChangeError> {
+        let open = self.trees.get(&objectid::EXTENT_TREE);
+        Ok(open.ok_or(ChangeError::NoTree(objectid::EXTENT_TREE))?.tree)
+    }
+
+    /// Forgets a tree that is gone.
+    pub fn close_tree(&mut self, id: u64) {
+        self.trees.remove(&id);
+    }
+
     /// The items of an open tree.
     ///
     /// # Errors
@@ -531,11 +545,6 @@ impl Editor<'_> {
         *self.changes += 1;
     }
 
-    fn drop_ref(&mut self, bytenr: u64) -> Result<(), TreeError> {
-        let what = ExtentRef::TreeBlock { root: self.owner };
-        self.refs.drop(bytenr, what, 1).map_err(|_| TreeError::Refs(bytenr))
-    }
-
     fn new_extent(&self, bytenr: u64, level: u8) -> NewExtent {
         let key = Key::new(bytenr, ItemType::METADATA_ITEM, level.into());
         NewExtent { key, item: ExtentItemBuf::new(self.generation, ExtentFlags::TREE_BLOCK, None) }
@@ -566,6 +575,14 @@ impl NodeMap for Editor<'_> {
         !self.may_share(bytenr) || self.is_shared(bytenr).is_ok()
     }
 
+    fn drop_ref(&mut self, bytenr: u64) -> Result<(), TreeError> {
+        *self.changes += 1;
+        let what = ExtentRef::TreeBlock { root: self.owner };
+        self.refs.drop(bytenr, what, 1).map_err(|_| TreeError::Refs(bytenr))?;
+        self.bytes_used = self.bytes_used.saturating_sub(self.nodes.node_bytes().into());
+        Ok(())
+    }
+
     fn root_shared(&mut self, _old: u64, new: u64) -> Result<(), TreeError> {
         self.share_children(new)
     }
@@ -576,7 +593,6 @@ impl NodeMap for Editor<'_> {
             return self.free(old);
         }
         // Other trees go on to use it.
-        self.bytes_used = self.bytes_used.saturating_sub(self.nodes.node_bytes().into());
         self.drop_ref(old)
     }
 
@@ -605,7 +621,6 @@ impl NodeMap for Editor<'_> {
         let refs = TreeError::Refs(bytenr);
         self.drop_ref(bytenr)?;
         self.nodes.forget(bytenr);
-        self.bytes_used = self.bytes_used.saturating_sub(node_bytes);
         // Nothing was written to a node whose references were never written: it has been dirty all its life.
         if self.refs.cancel(bytenr) {
             self.space.give_back(bytenr..bytenr + node_bytes).map_err(|_| refs)?;

@@ -116,6 +116,12 @@ pub trait NodeMap: NodeSource {
     /// If the references of the nodes cannot be counted.
     fn root_shared(&mut self, old: u64, new: u64) -> Result<(), TreeError>;
 
+    /// The tree no longer refers to a node, which may be in other trees.
+    ///
+    /// # Errors
+    /// If the references of the node cannot be counted.
+    fn drop_ref(&mut self, bytenr: u64) -> Result<(), TreeError>;
+
     /// A node is no longer part of the tree.
     ///
     /// # Errors
@@ -388,6 +394,48 @@ impl Tree {
         let new = self.copy_node(nodes, old)?;
         (self.root.bytenr, self.root.generation) = (new, self.header.generation.get());
         nodes.root_shared(old, new)
+    }
+
+    /// Removes the first pointer of the first node of a level, with the nodes above that become empty. The child is no
+    /// longer referred to by this tree, and is free if it `is_last_ref`. At least the root stays: without children it
+    /// becomes an empty leaf.
+    ///
+    /// # Errors
+    /// If a node above is not in memory, or there is no space for copies.
+    pub fn remove_first(&mut self, nodes: &mut impl NodeMap, level: u8, is_last_ref: bool) -> Result<(), TreeError> {
+        let mut path = Path::new();
+        let (mut bytenr, mut at) = (self.root.bytenr, self.root.level);
+        while at >= level.max(1) {
+            path.push(Step { bytenr, slot: 0 });
+            bytenr = pointer(nodes, Step { bytenr, slot: 0 })?.blockptr.get();
+            at -= 1;
+        }
+        self.copy_path(nodes, &mut path)?;
+        let mut depth = path.len().checked_sub(1).ok_or(TreeError::Gone(bytenr))?;
+        let child = pointer(nodes, path[depth])?.blockptr.get();
+        if is_last_ref {
+            nodes.free(child)?
+        } else {
+            nodes.drop_ref(child)?
+        }
+        edit_inner(nodes, path[depth].bytenr, |inner| inner.delete(0..1))?;
+        while depth > 0 && count(nodes, path[depth].bytenr)? == 0 {
+            nodes.free(path[depth].bytenr)?;
+            depth -= 1;
+            edit_inner(nodes, path[depth].bytenr, |inner| inner.delete(0..1))?;
+        }
+        match depth == 0 && count(nodes, path[0].bytenr)? == 0 {
+            true => self.make_root_empty(nodes),
+            false => self.fix_first_key(nodes, &path, depth),
+        }
+    }
+
+    /// Frees the root node, which is the last one.
+    ///
+    /// # Errors
+    /// If its references cannot be counted.
+    pub fn free_root(&mut self, nodes: &mut impl NodeMap) -> Result<(), TreeError> {
+        nodes.free(self.root.bytenr)
     }
 
     /// Copies all nodes of a path that earlier transactions wrote, from the root down.

@@ -47,6 +47,10 @@ impl NodeMap for Nodes {
         true
     }
 
+    fn drop_ref(&mut self, bytenr: u64) -> Result<(), TreeError> {
+        self.free(bytenr)
+    }
+
     fn root_shared(&mut self, _old: u64, _new: u64) -> Result<(), TreeError> {
         Ok(())
     }

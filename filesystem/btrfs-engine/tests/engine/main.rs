@@ -5,5 +5,7 @@
 //! skipped.
 
 mod commits;
+mod crash;
 mod disks;
+mod drop;
 mod items;

@@ -1,0 +1,102 @@
+//! Power cuts: every state that one can leave of the devices has a whole filesystem, the one of the last transaction that
+//! was durable or of the one that was being committed.
+
+use futures_executor::block_on;
+use sealblock_btrfs::check::{CheckOptions, check};
+use sealblock_btrfs::verify::Unwatched;
+use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
+use sealblock_btrfs_engine::change::Change;
+use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
+use sealblock_btrfs_format::key::objectid;
+use sealblock_btrfs_format::superblock::COPY_OFFSETS;
+use sealblock_recorder::{CrashOptions, CrashState, CrashStates, Image, Options, Recorder};
+use sealblock_units::BlockSize;
+
+use crate::disks::Disks;
+use crate::items::Attributes;
+
+fn candidates(devices: Vec<sealblock_block::DynDevice>) -> Vec<Candidate> {
+    devices.into_iter().map(|device| Candidate { name: device.name().into(), device }).collect()
+}
+
+fn open(state: &CrashState) -> Filesystem {
+    let devices = state.images.iter().enumerate().map(|(index, image)| image.device(&format!("crashed {index}")));
+    let opened = block_on(Filesystem::open(candidates(devices.collect()), OpenOptions::default()));
+    opened.unwrap_or_else(|error| panic!("state {} {:?}: {error}", state.index, state.survivors()))
+}
+
+/// The filesystem of a state is whole, and not older than the last commit that returned.
+fn assert_whole(state: &CrashState, first: u64) {
+    let filesystem = open(state);
+    let durable = state.marks().filter_map(|mark| mark.strip_prefix("commit ")?.parse::<u64>().ok()).max();
+    let generation = filesystem.superblock().generation.get();
+    assert!(generation >= durable.unwrap_or(first), "state {}: {generation} is older than {durable:?}", state.index);
+    // Devices may have different superblocks; the opening commit of the next mount makes them equal.
+    let report = block_on(check(&filesystem, CheckOptions::default(), &Unwatched));
+    let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+    assert!(findings.is_empty(), "state {} {:?}: {findings:#?}", state.index, state.survivors());
+}
+
+/// Runs changes with a commit after each round, and returns what the devices saw.
+fn record(images: Vec<Image>, seed: u64, rounds: usize) -> Recorder {
+    let recorder = Recorder::new(images, Options { seed, ..Options::default() });
+    let opened = block_on(Filesystem::open(candidates(recorder.devices()), OpenOptions::default())).unwrap();
+    let engine = block_on(Engine::open(&opened, EngineOptions::default())).unwrap();
+    recorder.mark(format!("commit {}", engine.durable_generation()));
+    let mut attributes = Attributes::new(seed);
+    for _ in 0..rounds {
+        for _ in 0..attributes.random.usize(1..60) {
+            let changes = attributes.change(500);
+            let change = Change::of(objectid::FS_TREE, changes);
+            block_on(engine.change(|transaction| transaction.apply_change(&change))).unwrap();
+        }
+        let generation = block_on(engine.commit()).unwrap();
+        recorder.mark(format!("commit {generation}"));
+    }
+    recorder
+}
+
+fn crash_options(seed: u64, limit: usize) -> CrashOptions {
+    CrashOptions { seed, superblocks: COPY_OFFSETS[..2].to_vec(), limit, ..CrashOptions::default() }
+}
+
+#[test]
+fn every_state_after_a_power_cut_is_whole() {
+    for (devices, options, limit) in [
+        (1, &["-m", "single"][..], 500),
+        (1, &["-m", "dup", "-n", "4096"], 500),
+        (2, &["-m", "raid1"], 500),
+        (3, &["-m", "raid1c3", "-d", "raid0"], 300),
+    ] {
+        let Some(disks) = Disks::make(devices, 256, options) else { return };
+        let images: Vec<Image> =
+            disks.images.iter().map(|image| Image::load(image, BlockSize::B4096).unwrap()).collect();
+        let first = disks.open().superblock().generation.get();
+        let recorder = record(images, 1, 4);
+        let states = CrashStates::new(recorder.log(), &crash_options(1, limit));
+        println!("{devices} devices {options:?}: {} states", states.len());
+        assert!(states.len() > 100);
+        states.iter().for_each(|state| assert_whole(&state, first));
+    }
+}
+
+/// A second power cut in the next mount must not let anything of the first one appear: both mounts may have had the same
+/// transactions and addresses.
+#[test]
+fn every_state_after_two_power_cuts_is_whole() {
+    for (devices, options) in [(1, &["-m", "single"][..]), (2, &["-m", "raid1"])] {
+        let Some(disks) = Disks::make(devices, 256, options) else { return };
+        let images: Vec<Image> =
+            disks.images.iter().map(|image| Image::load(image, BlockSize::B4096).unwrap()).collect();
+        let first = disks.open().superblock().generation.get();
+        let states = CrashStates::new(record(images, 2, 3).log(), &crash_options(2, 12));
+        let mut count = 0;
+        for state in states.iter() {
+            let again = record(state.images.clone(), 3, 2);
+            let second = CrashStates::new(again.log(), &crash_options(3, 60));
+            second.iter().for_each(|state| assert_whole(&state, first));
+            count += second.len();
+        }
+        println!("{devices} devices {options:?}: {count} states");
+    }
+}
