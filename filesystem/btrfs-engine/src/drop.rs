@@ -142,7 +142,7 @@ impl Transaction {
     fn is_made_for(&self, id: u64, child: &Child) -> Result<bool, ChangeError> {
         // What is older than the snapshot was made for its source.
         let made = self.root_item(id).map_or(0, |(key, _)| key.offset);
-        Ok(child.expected.generation > made && self.node(&child.expected)?.header().owner == id)
+        Ok(child.expected.generation >= made && self.node(&child.expected)?.header().owner == id)
     }
 
     /// The node to convert first: one that has no node below it that is still to be converted.

@@ -152,6 +152,10 @@ impl Engine {
         loop {
             let error = match self.run(&mut change, true).await {
                 Err(EngineError::Change(ChangeError::Space(SpaceError::Full(what)))) => what,
+                Err(EngineError::Change(ChangeError::NewSnapshot(_))) => {
+                    self.commit().await?;
+                    continue;
+                }
                 result => return result,
             };
             if self.grow(error, true).await? {

@@ -60,6 +60,10 @@ pub enum ChangeError {
     /// There is no tree with this number.
     #[error("there is no tree {0}")]
     NoTree(u64),
+    /// A snapshot is changed in the transaction that made it. Linux makes snapshots at the end of a transaction, and takes
+    /// all nodes of that transaction for nodes of the source when it deletes one.
+    #[error("snapshot {0} is to be committed before it is changed")]
+    NewSnapshot(u64),
     /// An item cannot be read.
     #[error("{0} is damaged")]
     Item(Key),
@@ -333,6 +337,9 @@ impl Transaction {
     /// If a node is not in memory.
     pub fn touch_as(&self, id: u64, range: RangeInclusive<Key>, sharing: Option<Sharing>) -> Result<u64, ChangeError> {
         let open = self.trees.get(&id).ok_or(ChangeError::NoTree(id))?;
+        if open.item.is_some_and(|(key, _)| key.offset == self.geometry.generation) {
+            return Err(ChangeError::NewSnapshot(id));
+        }
         let will_share = sharing.is_some();
         let sharing = sharing.unwrap_or_else(|| open.sharing(self.geometry.generation));
         let extents = self.trees.get(&objectid::EXTENT_TREE);
