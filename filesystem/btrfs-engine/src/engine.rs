@@ -25,6 +25,7 @@ use sealblock_btrfs::devices::DeviceSet;
 use sealblock_btrfs::replicas::Storage;
 use sealblock_btrfs::{BadCopy, CopyFault, Filesystem, FsError};
 use sealblock_btrfs_format::checker::{Expected, check_node};
+use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::items::root::RootNode;
 use sealblock_btrfs_format::key::objectid;
@@ -319,17 +320,17 @@ impl Engine {
             bytes_used: transaction.space.used_bytes(),
             num_devices: superblock.num_devices.get(),
         });
+        let devices: Vec<DevItem> = transaction.chunks.devices().copied().collect();
         transaction.superblock = superblock;
         let (pinned, removed) = (transaction.space.take_pinned(), transaction.chunks.take_removed());
         transaction.open_next();
-        let devices = transaction.chunks.devices().copied().collect();
         let storage = Storage { devices: Rc::clone(&self.devices), map: Rc::clone(transaction.chunks.map()) };
         Ok(Frozen { nodes, superblock, pinned, removed, storage, devices })
     }
 
     /// Writes a frozen transaction, and makes it durable.
     async fn write(&self, frozen: Frozen) -> Result<u64, EngineError> {
-        let Frozen { nodes, superblock, pinned, removed, storage, devices } = frozen;
+        let Frozen { nodes, mut superblock, pinned, removed, storage, devices } = frozen;
         let storage = &storage;
         let writes = nodes.iter().map(|(bytenr, bytes)| async move {
             let failed = storage.write(*bytenr, bytes).await?;
@@ -350,6 +351,8 @@ impl Engine {
         }
         let sound = self.sound(&devices);
         let items: Vec<DevItem> = devices.into_iter().filter(|item| sound.contains(&item.devid.get())).collect();
+        // All of the transaction is durable on these.
+        CommitRecord::new(self.durable.get(), items.iter().map(|item| item.uuid)).write(&mut superblock);
         let failed = storage.devices.write_supers(&superblock, &items).await;
         failed.iter().for_each(|(devid, fault)| self.device_failed(*devid, fault));
         if failed.len() >= items.len() {

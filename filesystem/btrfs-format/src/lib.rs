@@ -55,6 +55,7 @@ pub mod bitmap;
 pub mod checker;
 pub mod checker_items;
 pub mod checksum;
+pub mod commit_record;
 pub mod compress;
 pub mod error;
 pub mod extent_refs;

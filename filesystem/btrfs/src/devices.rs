@@ -4,12 +4,14 @@
 //! - All devices of a set have the same UUID, and each number occurs once. A device that is given twice, or together
 //!   with an older copy of it, is refused, because no rule could decide which one is right.
 //! - The set uses its newest intact superblock. A device with an older superblock missed at least one transaction: its
-//!   data are used only if a checksum proves them ([`Device::is_stale`]).
+//!   data are used only if a checksum proves them ([`Device::is_stale`]). A device that took part in all transactions, and
+//!   missed only the last superblock, is not such a device.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use sealblock_block::{Device as _, DynDevice};
+use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::superblock::{Geometry, Superblock, flags};
 use sealblock_runtime_memory::Slice;
@@ -41,7 +43,7 @@ pub struct Device {
     pub item: DevItem,
     /// The transaction of its newest superblock.
     pub generation: u64,
-    /// True if another device has a later transaction.
+    /// True if another device has a later transaction, and this one may lack some of it.
     pub is_stale: bool,
 }
 
@@ -111,7 +113,13 @@ impl DeviceSet {
         }
         let (superblock, geometry, _) = newest.expect("there is at least one target");
         check_readable(&superblock, &geometry)?;
-        devices.values_mut().for_each(|device| device.is_stale = device.generation < geometry.generation);
+        let record = CommitRecord::read(&superblock);
+        for device in devices.values_mut() {
+            // In a power cut a device may miss the last superblock alone.
+            let is_current =
+                |record: &CommitRecord| record.missed_only_the_superblock(device.item.uuid, device.generation);
+            device.is_stale = device.generation < geometry.generation && !record.as_ref().is_some_and(is_current);
+        }
         Ok(DeviceSet { devices, superblock, geometry, bad_superblocks, transferred_bytes: Cell::new(0) })
     }
 

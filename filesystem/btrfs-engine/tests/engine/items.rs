@@ -16,8 +16,8 @@ use sealblock_proofs_btrfs_images::programs::{Mount, run};
 
 use crate::disks::Disks;
 
-fn attribute(number: u64, bytes: usize, value: u8) -> (Key, Vec<u8>) {
-    let name = format!("user.{number}");
+fn attribute(family: u64, number: u64, bytes: usize, value: u8) -> (Key, Vec<u8>) {
+    let name = format!("user.{family}.{number}");
     let key = Key::new(256, ItemType::XATTR_ITEM, name_hash(name.as_bytes()));
     let data = vec![value; bytes];
     let entry =
@@ -30,18 +30,21 @@ fn attribute(number: u64, bytes: usize, value: u8) -> (Key, Vec<u8>) {
 /// Random changes of the attributes of the top directory.
 pub struct Attributes {
     pub random: fastrand::Rng,
+    /// Attributes of different families have different names.
+    family: u64,
     model: BTreeMap<u64, (usize, u8)>,
     pub grows: bool,
 }
 
 impl Attributes {
     pub fn new(seed: u64) -> Attributes {
-        Attributes { random: fastrand::Rng::with_seed(seed), model: BTreeMap::new(), grows: true }
+        Attributes { random: fastrand::Rng::with_seed(seed), family: seed, model: BTreeMap::new(), grows: true }
     }
 
     /// The same attributes, for a snapshot.
     pub fn clone_of(&self, seed: u64) -> Attributes {
-        Attributes { random: fastrand::Rng::with_seed(seed), model: self.model.clone(), grows: true }
+        let (random, model) = (fastrand::Rng::with_seed(seed), self.model.clone());
+        Attributes { random, family: self.family, model, grows: true }
     }
 
     /// One change of one of so many attributes.
@@ -49,7 +52,7 @@ impl Attributes {
         let mut changes = ItemChanges::new();
         let number = self.random.u64(..most);
         let (bytes, value) = (self.random.usize(1..1500), self.random.u8(..));
-        let (key, data) = attribute(number, bytes, value);
+        let (key, data) = attribute(self.family, number, bytes, value);
         match self.model.contains_key(&number) {
             true if !self.grows || self.random.u8(..8) == 0 => {
                 self.model.remove(&number);
