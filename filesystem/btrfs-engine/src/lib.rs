@@ -3,6 +3,7 @@
 //! - [`refs`]: the references to extents that a transaction adds and drops.
 //! - [`tree`]: trees whose nodes are in memory.
 //! - [`view`]: the items that an operation reads.
+//! - [`format`](mod@format): new filesystems.
 //!
 //! Invariants:
 //! - Nothing here does I/O, reads a clock or waits. Whoever uses it has read the nodes that a change needs, and writes
@@ -60,6 +61,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod format;
 pub mod refs;
 pub mod tree;
 pub mod view;
