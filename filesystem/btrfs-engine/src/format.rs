@@ -19,6 +19,7 @@ mod tests;
 use std::collections::BTreeSet;
 
 use sealblock_btrfs::chunk_map::MapError;
+use sealblock_btrfs::devices::MAX_DEVICES;
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::error::TooLong;
 use sealblock_btrfs_format::features::{CompatRo, Features, Incompat};
@@ -116,6 +117,9 @@ pub enum FormatError {
         /// How many there are.
         given: usize,
     },
+    /// More devices than are opened.
+    #[error("{0} devices: from 1 to {MAX_DEVICES} are possible")]
+    DeviceCount(usize),
     /// A device is too small.
     #[error("device {devid} has {bytes} bytes, and needs at least {minimum}")]
     DeviceTooSmall {
@@ -198,6 +202,9 @@ pub fn default_node_bytes(is_mixed: bool) -> u32 {
 pub fn format(options: &FormatOptions, devices: &[NewDevice]) -> Result<FormattedImage, FormatError> {
     check_options(options)?;
     check_uuids(options, devices)?;
+    if devices.is_empty() || devices.len() > MAX_DEVICES {
+        return Err(FormatError::DeviceCount(devices.len()));
+    }
     let layout = layout::Layout::plan(options, devices)?;
     let trees = nodes::settle(options, &layout)?;
     image::assemble(options, &layout, &trees)

@@ -169,12 +169,7 @@ fn root_tree(options: &FormatOptions, trees: &Trees) -> Result<Items, FormatErro
 }
 
 /// A top directory, which is its own parent.
-fn push_top_directory(
-    options: &FormatOptions,
-    ino: u64,
-    parent: u64,
-    items: &mut Items,
-) -> Result<(), FormatError> {
+fn push_top_directory(options: &FormatOptions, ino: u64, parent: u64, items: &mut Items) -> Result<(), FormatError> {
     let inode = InodeItem::new_top_directory(GENERATION, options.time);
     items.push((Key::new(ino, ItemType::INODE_ITEM, 0), inode.as_bytes().to_vec()));
     let name = InodeRef { index: 0, name: PARENT };

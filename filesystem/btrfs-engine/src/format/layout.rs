@@ -8,8 +8,8 @@
 use std::cmp::Reverse;
 
 use sealblock_btrfs::chunk_map::ChunkMap;
-use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, ChunkBuf, Profile, Stripe};
 use sealblock_btrfs_format::items::chunk::STRIPE_BYTES;
+use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, ChunkBuf, Profile, Stripe};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::node::{ITEM_HEAD_BYTES, leaf_capacity};
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, Superblock};
@@ -123,9 +123,7 @@ impl Use {
     fn min_stripe(self, options: &FormatOptions) -> u64 {
         match self {
             Use::System => SYSTEM_STRIPE,
-            Use::Metadata | Use::Mixed => {
-                MIN_METADATA_STRIPE.max(MIN_METADATA_NODES * u64::from(options.node_bytes))
-            }
+            Use::Metadata | Use::Mixed => MIN_METADATA_STRIPE.max(MIN_METADATA_NODES * u64::from(options.node_bytes)),
             Use::Data => MIN_DATA_STRIPE,
         }
     }
@@ -251,9 +249,8 @@ impl Layout {
                 return Err(FormatError::NoRoom);
             }
             let located = self.map.locate(group.logical + at, node)?;
-            let is_free = |offset: u64| {
-                COPY_OFFSETS.iter().all(|copy| offset + node <= *copy || offset >= copy + STRIPE_BYTES)
-            };
+            let is_free =
+                |offset: u64| COPY_OFFSETS.iter().all(|copy| offset + node <= *copy || offset >= copy + STRIPE_BYTES);
             if located.copies.iter().all(|place| is_free(place.offset)) {
                 addresses.push(group.logical + at);
             }

@@ -88,11 +88,8 @@ impl PlacedTree {
             nodes.extend(firsts.iter().map(|first_item| (level as u8, *first_item)));
             first_items = firsts;
         }
-        let placed = |((level, first_item), address): ((u8, usize), &u64)| PlacedNode {
-            address: *address,
-            level,
-            first_item,
-        };
+        let placed =
+            |((level, first_item), address): ((u8, usize), &u64)| PlacedNode { address: *address, level, first_item };
         nodes.into_iter().zip(&self.addresses).map(placed)
     }
 }
