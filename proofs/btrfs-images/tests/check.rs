@@ -4,34 +4,15 @@
 //! Needs root, loop devices, `btrfs-progs` and the filesystem. Without these the test prints what is missing and is
 //! skipped.
 
-use std::collections::BTreeSet;
-use std::path::PathBuf;
+mod consistency;
 
-use sealblock_btrfs::OpenOptions;
-use sealblock_btrfs::check::{CheckOptions, Report, WhyNotChecked, check};
-use sealblock_btrfs::verify::Unwatched;
-use sealblock_proofs_btrfs_images::programs::{Loops, run};
+use std::collections::BTreeSet;
+
+use sealblock_btrfs::check::WhyNotChecked;
 use sealblock_proofs_btrfs_images::sets::{self, Fill};
 use sealblock_proofs_btrfs_images::{has_mounts, skip};
-use sealblock_stack::filesystem::{FilesystemName, Start};
-use sealblock_stack::on_reactor;
-use sealblock_stack::target::TargetName;
 
-fn checked(images: &[PathBuf]) -> Report {
-    let targets = images.iter().map(|image| TargetName::File(image.clone())).collect();
-    let name = FilesystemName { targets, start: Start::Default, path: Vec::new(), has_place: false };
-    let report = on_reactor(async {
-        let open = name.open(OpenOptions::default()).await?;
-        open.close_after(async |open| Ok(check(&open.filesystem, CheckOptions::default(), &Unwatched).await)).await
-    });
-    report.unwrap()
-}
-
-/// What `btrfs check` finds, if it is an error.
-fn program_error(images: &[PathBuf]) -> Option<String> {
-    let loops = Loops::attach(images, true).unwrap();
-    run("btrfs", ["check", "--readonly", &loops.devices()[0]]).err()
-}
+use consistency::{checked, program_error};
 
 #[test]
 fn filesystems_of_the_kernel_are_consistent() {
@@ -59,7 +40,7 @@ fn filesystems_of_the_kernel_are_consistent() {
             let count = report.finding_count;
             wrong.push(format!("{name}: {count} findings, not checked {:?}: {findings:#?}", report.not_checked));
         }
-        if let Some(why) = program_error(&made.images) {
+        if let Some(why) = program_error(&made.images, "original") {
             eprintln!("{name}: btrfs check: {why}");
         }
         assert!(report.nodes > 8 && report.extents > 8 && report.references > 8 && report.inodes > 0, "{name}");
