@@ -1,11 +1,11 @@
 //! What is written of a new filesystem, and in which order.
 //!
-//! The order makes a crash harmless. An old filesystem is found by its superblocks, so these go first, and nothing of it
-//! is overwritten as long as one of them could be left. Then nodes are written, which nothing refers to. Superblocks
-//! come last: first the further copies, then the first copy, which is the only one that Linux reads, of each device, and
-//! of device 1 at the very end. So at any time there is the old filesystem, or none, or the new one with all its nodes.
-//! A new filesystem on several devices that lacks the superblocks of some has devices missing; Linux mounts it only if
-//! that is asked for.
+//! The order makes a crash harmless. An old filesystem is found by its superblocks, so these go first, and nothing else
+//! of it is overwritten as long as one of them could be left. Then the starts of the devices are cleared, and nodes are
+//! written, which nothing refers to. Superblocks come last: first the further copies, then the first copy, which is the
+//! only one that Linux reads, of each device, and of device 1 at the very end. So at any time there is the old
+//! filesystem, or none, or the new one with all its nodes. A new filesystem on several devices that lacks the
+//! superblocks of some has devices missing; Linux mounts it only if that is asked for.
 
 use sealblock_btrfs_format::items::root::RootNode;
 use sealblock_btrfs_format::key::objectid;
@@ -53,8 +53,11 @@ pub enum Stage<'a> {
 /// A new filesystem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FormattedImage {
-    /// What is zeroed first: the start of each device, and the places of all superblocks.
-    pub erased: Vec<DeviceRange>,
+    /// The places of all superblocks, also of an older filesystem. Until these are zeroed and durable on all devices,
+    /// nothing else may be changed or discarded.
+    pub superblock_places: Vec<DeviceRange>,
+    /// The start of each device, which is zeroed next: there may be superblocks of other filesystems.
+    pub starts: Vec<DeviceRange>,
     /// All copies of all nodes.
     pub nodes: Vec<DeviceWrite>,
     /// All superblocks but the first ones of the devices.
@@ -74,7 +77,8 @@ impl FormattedImage {
     pub fn stages(&self) -> impl Iterator<Item = Stage<'_>> {
         let (others, first) = self.superblocks.split_at(self.superblocks.len().saturating_sub(1));
         let writes = [&self.nodes[..], &self.mirrors, others, first];
-        [Stage::Erase(&self.erased)].into_iter().chain(writes.into_iter().map(Stage::Write))
+        let erased = [&self.superblock_places[..], &self.starts];
+        erased.into_iter().map(Stage::Erase).chain(writes.into_iter().map(Stage::Write))
     }
 }
 
@@ -101,7 +105,7 @@ pub(super) fn assemble(
         nodes.extend(located.copies.iter().map(write));
     }
     let superblock = superblock(options, layout, &settled.trees)?;
-    let (mut mirrors, mut superblocks, mut erased) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut mirrors, mut superblocks, mut places) = (Vec::new(), Vec::new(), Vec::new());
     for device in layout.devices.iter().rev() {
         let devid = device.devid;
         let item = device_item(options, device);
@@ -111,13 +115,22 @@ pub(super) fn assemble(
             let all = if offset == COPY_OFFSETS[0] { &mut superblocks } else { &mut mirrors };
             all.push(DeviceWrite { devid, offset, bytes: copy.as_bytes().to_vec() });
         }
-        erased.push(DeviceRange { devid, offset: 0, bytes: FIRST });
-        let behind = superblock_places(device.bytes).filter(|offset| *offset >= FIRST);
-        erased.extend(behind.map(|offset| DeviceRange { devid, offset, bytes: SUPERBLOCK_BYTES as u64 }));
+        let bytes = SUPERBLOCK_BYTES as u64;
+        places.extend(superblock_places(device.bytes).map(|offset| DeviceRange { devid, offset, bytes }));
     }
+    let starts = layout.devices.iter().map(|device| DeviceRange { devid: device.devid, offset: 0, bytes: FIRST });
     let bytes_used = bytes_used(options, &settled.trees);
     let (groups, total_bytes) = (layout.groups.clone(), layout.total_bytes);
-    Ok(FormattedImage { erased, nodes, mirrors, superblocks, groups, total_bytes, bytes_used })
+    Ok(FormattedImage {
+        superblock_places: places,
+        starts: starts.collect(),
+        nodes,
+        mirrors,
+        superblocks,
+        groups,
+        total_bytes,
+        bytes_used,
+    })
 }
 
 /// The superblock, without its device.
