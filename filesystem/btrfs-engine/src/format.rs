@@ -20,6 +20,7 @@ use std::collections::BTreeSet;
 
 use sealblock_btrfs::chunk_map::MapError;
 use sealblock_btrfs::devices::MAX_DEVICES;
+use sealblock_btrfs::space::profile_name;
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::error::TooLong;
 use sealblock_btrfs_format::features::{CompatRo, Features, Incompat};
@@ -97,10 +98,14 @@ pub enum FormatError {
     #[error("nodes of {0} bytes in mixed block groups: there, a node has the size of a sector, 4096 bytes")]
     MixedNodeBytes(u32),
     /// A profile that is not written.
-    #[error("the profile {0:?} is not supported: an interrupted write can destroy older data in the same stripe")]
+    #[error("the profile {} is not supported: an interrupted write can destroy older data in the same stripe", profile_name(*.0))]
     Parity(Profile),
     /// Two profiles for the same block groups.
-    #[error("mixed block groups have one profile, not {data:?} for data and {metadata:?} for metadata")]
+    #[error(
+        "mixed block groups have one profile, not {} for data and {} for metadata",
+        profile_name(*.data),
+        profile_name(*.metadata)
+    )]
     MixedProfiles {
         /// That of data.
         data: Profile,
@@ -108,7 +113,7 @@ pub enum FormatError {
         metadata: Profile,
     },
     /// Fewer devices than the profile needs.
-    #[error("the profile {profile:?} needs at least {needed} devices, not {given}")]
+    #[error("the profile {} needs at least {needed} devices, not {given}", profile_name(*.profile))]
     TooFewDevices {
         /// The profile.
         profile: Profile,

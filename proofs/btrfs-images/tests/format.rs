@@ -187,6 +187,7 @@ fn representative() -> Vec<Case> {
         usual(26).with(" 64 KiB", |options| options.node_bytes = 65_536).smallest(),
         usual(27).with(" mixed", mixed),
         usual(28).with(" mixed", mixed).smallest(),
+        Case::new(31, Raid1, Raid1, ChecksumType::Crc32c, 4096).with(" mixed", mixed).smallest(),
         // Stripes on one device, and pairs of stripes on two.
         Case::new(29, Raid0, Raid0, ChecksumType::Crc32c, 16_384).of_sizes(&[300 * MIB]),
         Case::new(30, Raid10, Raid10, ChecksumType::Crc32c, 16_384).of_sizes(&[300 * MIB, 250 * MIB]),

@@ -162,6 +162,17 @@ fn every_profile_checksum_and_node_size_gives_a_consistent_filesystem() {
 }
 
 #[test]
+fn mixed_block_groups_have_any_profile() {
+    for (profile, count) in PROFILES {
+        let incompat = DEFAULT_INCOMPAT | Incompat::MIXED_GROUPS;
+        let options = FormatOptions { data: profile, metadata: profile, node_bytes: 4096, incompat, ..options(1) };
+        let minimum = minimum_bytes(&options);
+        make(&options, &vec![minimum; count]);
+        make(&options, &[300 * MIB, 100 * MIB, 200 * MIB, 150 * MIB]);
+    }
+}
+
+#[test]
 fn every_choice_of_features_gives_a_consistent_filesystem() {
     for bits in 0..32 {
         let mut options = options(1);

@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use futures_util::future::try_join_all;
+use futures_util::stream::{self, TryStreamExt};
 use sealblock_block::{Ability, Device, Durability, Request, RequestKind};
 use sealblock_btrfs_engine::format::{DeviceRange, DeviceWrite, FormattedImage, Stage};
 use sealblock_integrity::{Tags, Unsealed};
@@ -15,6 +16,8 @@ use sealblock_runtime_memory::Slice;
 use sealblock_stack::{Cause, OpenTarget, StackError, device_error, note, signature_places};
 use sealblock_units::Extent;
 
+/// Requests in flight at once.
+const IN_FLIGHT: usize = 32;
 /// Bytes of a discard.
 const DISCARD_BYTES: u64 = 1 << 30;
 
@@ -31,10 +34,10 @@ pub(super) async fn write(
     for (index, stage) in image.stages().enumerate() {
         match stage {
             Stage::Erase(ranges) => {
-                try_join_all(ranges.iter().map(|range| erase(opened, range))).await?;
+                each(ranges, |range| erase(opened, range)).await?;
             }
             Stage::Write(writes) => {
-                try_join_all(writes.iter().map(|one| write_one(opened, one))).await?;
+                each(writes, |one| write_one(opened, one)).await?;
             }
         }
         flush(opened).await?;
@@ -48,6 +51,14 @@ pub(super) async fn write(
         }
     }
     Ok(discarded)
+}
+
+/// Does something with everything, some of it at a time.
+async fn each<'a, T, F>(all: &'a [T], work: impl Fn(&'a T) -> F) -> Result<(), StackError>
+where
+    F: Future<Output = Result<(), StackError>>,
+{
+    stream::iter(all.iter().map(Ok)).try_for_each_concurrent(IN_FLIGHT, work).await
 }
 
 async fn flush(opened: &[OpenTarget]) -> Result<(), StackError> {
@@ -97,7 +108,8 @@ async fn clear(one: &OpenTarget, kept: &[Range<u64>], discards: bool) -> Result<
     let can_discard = one.device.abilities().get(RequestKind::Discard) == Ability::Native;
     let discarded = if discards && can_discard { discard(one, kept, capacity).await? } else { 0 };
     // Those of superblocks are zeroed once more, which does no harm.
-    try_join_all(signature_places(capacity).into_iter().map(|place| zero(one, place))).await?;
+    let places = signature_places(capacity);
+    each(&places, |place| zero(one, place.clone())).await?;
     Ok(discarded)
 }
 
