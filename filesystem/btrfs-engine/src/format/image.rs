@@ -13,10 +13,11 @@ use sealblock_btrfs_format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, Superbl
 use sealblock_btrfs_format::superblock_edit::{Commit, Creation, TreeRoots};
 use zerocopy::IntoBytes;
 
-use super::items::{Trees, bytes_used, device_item};
+use super::items::{bytes_used, device_item};
 use super::layout::{BlockGroup, FIRST, Layout, superblock_places};
 use super::nodes::SettledTrees;
-use super::{FormatError, FormatOptions, GENERATION};
+use super::options::{FormatError, FormatOptions, GENERATION};
+use super::shapes::Trees;
 
 /// A range of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -22,13 +22,8 @@ use sealblock_btrfs_format::names::name_hash;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::layout::{BlockGroup, Layout, PlannedDevice};
-use super::nodes::PlacedTree;
-use super::{FormatError, FormatOptions, GENERATION};
-
-/// Keys with data, by rising keys.
-pub(super) type Items = Vec<(Key, Vec<u8>)>;
-/// All trees by their numbers.
-pub(super) type Trees = BTreeMap<u64, PlacedTree>;
+use super::options::{FormatError, FormatOptions, GENERATION};
+use super::shapes::{Items, Trees};
 
 /// Counters of a device: write, read, flush, corruption and generation errors.
 const DEV_STATS: [u8; 40] = [0; 40];

@@ -8,13 +8,12 @@
 use std::cmp::Reverse;
 
 use sealblock_btrfs::chunk_map::ChunkMap;
-use sealblock_btrfs_format::items::chunk::STRIPE_BYTES;
-use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, ChunkBuf, Profile, Stripe};
+use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, ChunkBuf, ChunkHead, Profile, STRIPE_BYTES, Stripe};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::node::{ITEM_HEAD_BYTES, leaf_capacity};
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, Superblock};
 
-use super::{FormatError, FormatOptions, NewDevice};
+use super::options::{FormatError, FormatOptions, NewDevice};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -191,7 +190,7 @@ impl Layout {
 
     /// Places a block group behind the others, on the devices with the most space.
     fn add(&mut self, options: &FormatOptions, of: Use, profile: Profile) -> Result<(), FormatError> {
-        let most = (leaf_capacity(options.node_bytes) - ITEM_HEAD_BYTES - CHUNK_HEAD_BYTES) / size_of::<Stripe>();
+        let most = (leaf_capacity(options.node_bytes) - ITEM_HEAD_BYTES - size_of::<ChunkHead>()) / size_of::<Stripe>();
         let most = if of == Use::System { most.min(MAX_SYSTEM_STRIPES) } else { most };
         let mut by_space: Vec<usize> = (0..self.devices.len()).collect();
         by_space.sort_by_key(|index| Reverse(self.devices[*index].hole()));
@@ -266,9 +265,6 @@ impl BlockGroup {
         Key::new(objectid::FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, self.logical)
     }
 }
-
-/// Bytes of a chunk before its stripes.
-const CHUNK_HEAD_BYTES: usize = size_of::<sealblock_btrfs_format::items::chunk::ChunkHead>();
 
 /// The places of all superblocks that a device of so many bytes may have had, also one of an older filesystem.
 pub(super) fn superblock_places(device_bytes: u64) -> impl Iterator<Item = u64> {

@@ -1,4 +1,4 @@
-//! Packs the items of trees into nodes, and places these.
+//! Places the nodes of all trees, and writes them.
 //!
 //! How many nodes there are depends on themselves: each has an item in the extent tree, and takes free space. So nodes
 //! are counted and placed again until nothing changes. More nodes never mean fewer items, so the counts only grow.
@@ -6,93 +6,18 @@
 use std::collections::BTreeMap;
 
 use sealblock_btrfs_format::checker::{Expected, check_node};
-use sealblock_btrfs_format::items::root::RootNode;
 use sealblock_btrfs_format::key::{Key, objectid};
-use sealblock_btrfs_format::node::{
-    Header, ITEM_HEAD_BYTES, KeyPointer, flags, leaf_capacity, pointer_capacity, write_inner, write_leaf,
-};
+use sealblock_btrfs_format::node::{Header, KeyPointer, flags, write_inner, write_leaf};
 use sealblock_btrfs_format::superblock::Geometry;
 use zerocopy::FromZeros;
 
-use super::items::{self, Items, Trees};
+use super::items;
 use super::layout::Layout;
-use super::{FormatError, FormatOptions, GENERATION};
+use super::options::{FormatError, FormatOptions, GENERATION};
+use super::shapes::{Items, PlacedNode, PlacedTree, Shape, Trees};
 
 /// More rounds than there can be: a round that is not the last one adds a node.
 const MAX_ROUNDS: usize = 1000;
-
-/// How many items or pointers each node of a tree has: the leaves first, the root last.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Shape(Vec<Vec<usize>>);
-
-impl Shape {
-    fn of(items: &Items, node_bytes: u32) -> Shape {
-        let (capacity, mut leaves, mut room) = (leaf_capacity(node_bytes), vec![0], leaf_capacity(node_bytes));
-        for (_, data) in items {
-            let bytes = ITEM_HEAD_BYTES + data.len();
-            if bytes > room {
-                leaves.push(0);
-                room = capacity;
-            }
-            // An item that is larger than a leaf is refused when the leaf is written.
-            room = room.saturating_sub(bytes);
-            *leaves.last_mut().expect("there is a leaf") += 1;
-        }
-        let (mut levels, most) = (vec![leaves], pointer_capacity(node_bytes));
-        while let Some(children) = levels.last().map(Vec::len).filter(|children| *children > 1) {
-            levels.push((0..children).step_by(most).map(|first| most.min(children - first)).collect());
-        }
-        Shape(levels)
-    }
-
-    fn nodes(&self) -> usize {
-        self.0.iter().map(Vec::len).sum()
-    }
-}
-
-/// A tree whose nodes have addresses.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct PlacedTree {
-    shape: Shape,
-    /// The address of each node: the leaves first, the root last.
-    pub addresses: Vec<u64>,
-}
-
-/// A node of such a tree.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct PlacedNode {
-    pub address: u64,
-    pub level: u8,
-    /// The index of the first item below it.
-    pub first_item: usize,
-}
-
-impl PlacedTree {
-    /// The root node.
-    pub fn root(&self) -> RootNode {
-        let bytenr = self.addresses.last().copied().unwrap_or(0);
-        RootNode { bytenr, level: (self.shape.0.len() - 1) as u8, generation: GENERATION }
-    }
-
-    /// All nodes, in the order of their addresses.
-    pub fn nodes(&self) -> impl Iterator<Item = PlacedNode> {
-        let mut first_items: Vec<usize> = Vec::new();
-        let mut nodes = Vec::new();
-        for (level, counts) in self.shape.0.iter().enumerate() {
-            let (mut next, mut firsts) = (0, Vec::new());
-            for count in counts {
-                // The first child of an inner node has its first item.
-                firsts.push(if level == 0 { next } else { first_items[next] });
-                next += count;
-            }
-            nodes.extend(firsts.iter().map(|first_item| (level as u8, *first_item)));
-            first_items = firsts;
-        }
-        let placed =
-            |((level, first_item), address): ((u8, usize), &u64)| PlacedNode { address: *address, level, first_item };
-        nodes.into_iter().zip(&self.addresses).map(placed)
-    }
-}
 
 /// All trees of a new filesystem.
 #[derive(Debug)]
@@ -106,7 +31,7 @@ pub(super) struct SettledTrees {
 /// # Errors
 /// If they have no room.
 pub(super) fn settle(options: &FormatOptions, layout: &Layout) -> Result<SettledTrees, FormatError> {
-    let empty = Shape(vec![vec![0]]);
+    let empty = Shape::of(&Items::new(), options.node_bytes);
     let mut shapes: Vec<(u64, Shape)> =
         items::owners(options).into_iter().map(|owner| (owner, empty.clone())).collect();
     for _ in 0..MAX_ROUNDS {
@@ -134,7 +59,7 @@ fn place(options: &FormatOptions, layout: &Layout, shapes: &[(u64, Shape)]) -> R
         let mut addresses = layout.node_addresses(group, options.node_bytes, count)?.into_iter();
         for (owner, shape) in of_group() {
             let addresses = addresses.by_ref().take(shape.nodes()).collect();
-            trees.insert(*owner, PlacedTree { shape: shape.clone(), addresses });
+            trees.insert(*owner, PlacedTree::new(shape.clone(), addresses));
         }
     }
     Ok(trees)
@@ -191,7 +116,7 @@ fn write_tree(
     };
     let mut addresses = tree.addresses.iter().copied();
     let (mut written, mut children) = (Vec::new(), Vec::<KeyPointer>::new());
-    for (level, counts) in (0..).zip(&tree.shape.0) {
+    for (level, counts) in (0..).zip(tree.levels()) {
         let (mut next, mut pointers) = (0, Vec::new());
         for (count, address) in counts.iter().zip(addresses.by_ref().take(counts.len())) {
             let (header, range) = (header(address, level), next..next + count);

@@ -5,6 +5,10 @@ use sealblock_block::{Device, Durability, DynDevice, Expectations, Request, Resp
 use sealblock_btrfs::check::{CheckOptions, Verdict, check};
 use sealblock_btrfs::verify::Unwatched;
 use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
+use sealblock_btrfs_format::checksum::ChecksumType;
+use sealblock_btrfs_format::features::Incompat;
+use sealblock_btrfs_format::items::chunk::Profile;
+use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, Superblock, copy_offsets};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
