@@ -1,11 +1,6 @@
 //! Filesystems that this project makes: `btrfs check` in both modes and this project's own check find nothing in them.
 //! The kernel mounts them, writes files, takes a snapshot, changes it and scrubs everything; then nothing is wrong
 //! either.
-//!
-//! Needs root, loop devices, `btrfs-progs` and the filesystem. Without these the test prints what is missing and is
-//! skipped.
-
-mod consistency;
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -23,7 +18,7 @@ use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 use sealblock_proofs_btrfs_images::{has_mounts, skip};
 
-use consistency::{checked, program_error};
+use crate::{checked, program_error};
 
 const MIB: u64 = 1 << 20;
 const PROFILES: [Profile; 7] = [Single, Dup, Raid0, Raid1, Raid1C3, Raid1C4, Raid10];
