@@ -48,7 +48,9 @@ pub use groups::mirror::MirrorOptions;
 pub use groups::mirror_errors::CHANGING;
 pub use groups::replicas::OpenMirror;
 pub use kernel::holder::process_text;
-pub use open::{Overwriting, Overwritten, create_mirror, open, open_for, overwrite, overwrite_device};
+pub use open::{
+    Overwriting, Overwritten, create_mirror, open, open_for, overwrite, overwrite_blocks, overwrite_device,
+};
 pub use opened::closing::CloseLimit;
 pub use opened::connections::{LostRemote, RemoteConnection};
 pub use opened::damage_view::{DamageView, is_lost_list, lost_lists_text};
@@ -63,7 +65,7 @@ pub use path::files::{
     FileKind, OpenVolume, RAW_FILE, inspect, open_again, open_medium, open_volume, remains_error, resize_volume,
 };
 pub use path::occupied::known_content;
-pub use path::signature::{FORMAT_BYTES, Signature, file_format, file_start, signature, wipe};
+pub use path::signature::{FORMAT_BYTES, Signature, file_format, file_start, signature, signature_places, wipe};
 pub use program::{Program, ReactorClock, config, note, on_reactor, set_program, start_error, warning};
 pub use remote::{discover, exports};
 pub use salvage::{Lost, Salvaged, damage, in_groups};

@@ -25,7 +25,7 @@ use crate::opened::held::{Access, CloseHandle, Usage};
 use crate::opened::info::TargetInfo;
 use crate::opened::out_of_sync::mark;
 use crate::opened::target_identity::TargetIdentity;
-use crate::path::files::{FileKind, medium_of, open_raw, remains_error};
+use crate::path::files::{FileKind, medium_of, open_raw, raw, remains_error};
 use crate::path::mapped::raw_or_mapped;
 use crate::path::occupied::{check_opened, check_parts};
 use crate::path::signature::check_free;
@@ -310,6 +310,29 @@ pub fn overwrite_device(
             check_parts(target, format, open_for).await?;
         }
         free(open_for(target, Access::Write, usage).await?, overwriting).await
+    })
+}
+
+/// Opens a target to overwrite its blocks: a plain file as it is, with its size, anything else as [`overwrite`] and
+/// [`overwrite_device`] do.
+///
+/// # Errors
+/// If it, or what it is made of, has something that `overwriting` does not allow; of a plain file also what an image
+/// of a disk may have.
+pub fn overwrite_blocks(
+    target: &TargetName,
+    overwriting: Overwriting,
+    usage: Usage,
+) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
+    Box::pin(async move {
+        let path = match target {
+            TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux { path, .. } => path,
+            _ => return overwrite_device(target, overwriting, usage).await,
+        };
+        match overwrite(target, path, overwriting, usage).await? {
+            Overwritten::Device(opened) => Ok(*opened),
+            Overwritten::Plain(medium) => free(raw(target, path, medium)?, overwriting).await,
+        }
     })
 }
 

@@ -7,6 +7,7 @@ pub mod after_help;
 mod attach;
 mod bench;
 mod fs;
+mod fs_format;
 mod mirror;
 mod scrub;
 mod serve;
@@ -27,6 +28,7 @@ use sealblock_units::{BlockSize, ByteCount, Lba};
 pub use attach::{Attach, Detach};
 pub use bench::Bench;
 pub use fs::{Fs, FsCat, FsCheck, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree, FsVerify};
+pub use fs_format::{Feature, FeatureChange, FsFormat};
 pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
 };
@@ -86,6 +88,9 @@ impl Cli {
             Command::Zero(zero) => zero.labels.apply_to(&mut zero.target),
             Command::Discard(discard) => discard.labels.apply_to(&mut discard.target),
             Command::Attach(attach) => attach.labels.apply_to(&mut attach.target),
+            Command::Fs(Fs { command: FsCommand::Format(format) }) => {
+                format.targets.iter_mut().for_each(|target| format.labels.apply_to(target));
+            }
             Command::Serve(serve) => serve.targets.iter_mut().for_each(|target| serve.labels.apply_to(target)),
             Command::Compare(compare) => {
                 let targets = [&mut compare.a, &mut compare.b, &mut compare.zero];
@@ -141,7 +146,7 @@ pub enum Command {
     Resize(Resize),
     /// Show the replicas of a mirror; add, remove or replace one.
     Mirror(Mirror),
-    /// Read a Btrfs filesystem on any target without the kernel: list, copy, verify, rescue, mount. Never writes to it.
+    /// Make a Btrfs filesystem on any target without the kernel, or read one: list, copy, verify, rescue, mount.
     Fs(Fs),
     /// Damage one block of a volume on purpose, without updating its seal.
     Corrupt(Corrupt),

@@ -112,7 +112,10 @@ fn targets_of(command: &Command) -> (&'static str, Vec<TargetName>) {
         }
         Command::Resize(resize) => ("resize", named(&resize.target)),
         Command::Mirror(mirror) => ("use", members_of(&mirror.command)),
-        Command::Fs(fs) => ("read", filesystems_of(&fs.command)),
+        Command::Fs(fs) => {
+            let doing = if matches!(fs.command, FsCommand::Format(_)) { "format" } else { "read" };
+            (doing, filesystems_of(&fs.command))
+        }
         Command::Corrupt(corrupt) => ("corrupt", vec![corrupt.volume.target()]),
         Command::Detach(_)
         | Command::Status(_)
@@ -148,6 +151,7 @@ fn members_of(command: &MirrorCommand) -> Vec<TargetName> {
 
 fn filesystems_of(command: &FsCommand) -> Vec<TargetName> {
     let places = match command {
+        FsCommand::Format(format) => return format.targets.clone(),
         FsCommand::Info(info) => std::slice::from_ref(&info.filesystem),
         FsCommand::Ls(ls) => std::slice::from_ref(&ls.place),
         FsCommand::Cat(cat) => &cat.files,

@@ -130,7 +130,7 @@ const RULES: &[Rule] = &[
     rule("exports/*", EXPORT),
     rule("filesystem/btrfs-format", &["units", "integrity", "runtime/memory"]),
     // What changes a filesystem, without devices.
-    rule("filesystem/btrfs-engine", &["units", "filesystem/btrfs-format"]),
+    rule("filesystem/btrfs-engine", &["units", "filesystem/btrfs-format", "filesystem/btrfs"]),
     // The protocol between the kernel and any filesystem; it depends on none, nor on blocks.
     rule("filesystem/fuse", &["runtime/reactor"]),
     // What programs do with files: mount them, and copy them out.

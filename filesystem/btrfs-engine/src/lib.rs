@@ -5,6 +5,7 @@
 //! - [`view`]: the items that an operation reads, with those that it planned itself.
 //! - [`file_map`], [`nocow`], [`csums`]: plans for the data of files and their checksums.
 //! - [`plan`]: what operations on the files of a subvolume change: [`names`], [`inode`]s, [`xattrs`], [`orphans`].
+//! - [`format`](mod@format): new filesystems.
 //!
 //! Invariants:
 //! - Nothing here does I/O, reads a clock or waits. Whoever uses it has read the nodes that a change needs, and writes
@@ -51,6 +52,7 @@ pub mod csums;
 pub mod drop;
 pub mod engine;
 pub mod file_map;
+pub mod format;
 mod gate;
 mod growth;
 pub mod inode;

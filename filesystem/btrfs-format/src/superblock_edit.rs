@@ -1,16 +1,35 @@
 //! Changes of a superblock: the roots of a transaction, backup roots, and the system chunk array.
 //!
-//! A transaction makes one superblock with [`Superblock::set_commit`], and a copy of it for each device and place with
+//! A new filesystem begins with [`Superblock::create`]. A transaction makes one superblock with [`Superblock::set_commit`], and a copy of it for each device and place with
 //! [`Superblock::copy_for`]. Everything else is kept: labels, features, unknown bits, reserved bytes and padding.
 
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::checksum::ChecksumType;
 use crate::error::{DecodeError, TooLong};
+use crate::features::Features;
 use crate::items::chunk::Chunk;
 use crate::items::device::DevItem;
 use crate::items::root::RootNode;
-use crate::key::{DiskKey, Key};
-use crate::superblock::{BackupRoot, Superblock, flags};
+use crate::key::{DiskKey, Key, objectid};
+use crate::superblock::{BackupRoot, MAGIC, Superblock, flags};
+
+/// What a superblock says of its filesystem from the beginning on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Creation<'a> {
+    /// The UUID, which is public and in nodes.
+    pub fsid: [u8; 16],
+    /// A name, without zero bytes.
+    pub label: &'a [u8],
+    /// Bytes of a sector.
+    pub sector_bytes: u32,
+    /// Bytes of a node.
+    pub node_bytes: u32,
+    /// How checksums are computed.
+    pub checksum: ChecksumType,
+    /// Features.
+    pub features: Features,
+}
 
 /// The root nodes of the trees that a backup root has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,6 +109,28 @@ impl BackupRoot {
 }
 
 impl Superblock {
+    /// A superblock before the first transaction: no roots, no system chunks, no device. [`Superblock::set_commit`],
+    /// [`Superblock::push_sys_chunk`] and [`Superblock::copy_for`] set these. The space cache of version 1 is not used.
+    ///
+    /// # Errors
+    /// If the label leaves no room for its zero byte.
+    pub fn create(creation: &Creation) -> Result<Superblock, TooLong> {
+        let mut superblock = Superblock::new_zeroed();
+        let Creation { label, sector_bytes, node_bytes, features, .. } = *creation;
+        let most = superblock.label.len() - 1;
+        let room = superblock.label[..most].get_mut(..label.len());
+        room.ok_or(TooLong { what: "label", length: label.len(), most })?.copy_from_slice(label);
+        (superblock.fsid, superblock.magic) = (creation.fsid, MAGIC);
+        superblock.root_dir_objectid = objectid::ROOT_TREE_DIR.into();
+        (superblock.sector_bytes, superblock.stripe_bytes) = (sector_bytes.into(), sector_bytes.into());
+        (superblock.node_bytes, superblock.leaf_bytes) = (node_bytes.into(), node_bytes.into());
+        superblock.csum_type = creation.checksum.number().into();
+        superblock.compat = features.compat.bits().into();
+        superblock.compat_ro = features.compat_ro.bits().into();
+        superblock.incompat = features.incompat.bits().into();
+        Ok(superblock)
+    }
+
     /// Makes this the superblock of a transaction. There is no log then, and the backup root after the newest one is
     /// that of the transaction; a second superblock of the same transaction has the same one. The UUID tree stays valid
     /// if it was, because whoever writes keeps it so. The space cache of version 1 is not kept: its generation stays,
@@ -236,6 +277,48 @@ mod tests {
         let mirror = before.copy_for(&other, COPY_OFFSETS[1]);
         assert_eq!(mirror.check(COPY_OFFSETS[1]).unwrap().generation, 7);
         assert_eq!(mirror.dev_item.devid.get(), 2);
+    }
+
+    #[test]
+    fn a_superblock_from_nothing_becomes_that_of_the_kernel() {
+        let last = captured();
+        let creation = Creation {
+            fsid: last.fsid,
+            label: last.label(),
+            sector_bytes: last.sector_bytes.get(),
+            node_bytes: last.node_bytes.get(),
+            checksum: ChecksumType::from_number(last.csum_type.get()).unwrap(),
+            features: last.features(),
+        };
+        let mut new = Superblock::create(&creation).unwrap();
+        for chunk in last.sys_chunks() {
+            let (key, chunk) = chunk.unwrap();
+            new.push_sys_chunk(key, &chunk).unwrap();
+        }
+        new.set_commit(&of_backup(&last.backup_roots[2]));
+        assert_eq!(new.newest_backup(), 0);
+        let new = new.copy_for(&last.dev_item, COPY_OFFSETS[0]);
+        assert!(new.check(COPY_OFFSETS[0]).is_ok());
+        // Linux keeps older backup roots, and bytes behind the system chunks.
+        let Superblock { backup_roots, sys_chunk_array, .. } = last;
+        let mut new = Superblock { backup_roots, sys_chunk_array, ..new };
+        new.seal();
+        assert_eq!(new.as_bytes(), last.as_bytes());
+    }
+
+    #[test]
+    fn a_label_leaves_room_for_its_zero_byte() {
+        let features = captured().features();
+        let creation = |label| Creation {
+            fsid: [1; 16],
+            label,
+            sector_bytes: 4096,
+            node_bytes: 16_384,
+            checksum: ChecksumType::Crc32c,
+            features,
+        };
+        assert_eq!(Superblock::create(&creation(&[b'x'; 255])).unwrap().label(), [b'x'; 255]);
+        assert_eq!(Superblock::create(&creation(&[b'x'; 256])).unwrap_err().length, 256);
     }
 
     #[test]

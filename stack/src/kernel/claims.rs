@@ -22,7 +22,7 @@ use sealblock_runtime_ioctl::range_lock::{Use, announce, is_announced, is_obscur
 use crate::kernel::DeviceNumber;
 use crate::kernel::below::{Arrangement, DeviceNode, Map, NodeKind, node};
 use crate::kernel::leaves::{Leaf, Storage, leaves_at};
-use crate::kernel::mounts::mounts;
+use crate::kernel::mounts::mounted_devices;
 
 /// Where the kernel lists block devices.
 const BLOCK_DEVICES: &str = "/sys/block";
@@ -138,14 +138,14 @@ fn mounted_over(leaves: &[Leaf], own: Option<DeviceNumber>) -> Option<(String, P
         return None;
     }
     let mut seen = BTreeSet::new();
-    for mount in mounts() {
-        if !mount.number.is_device() || Some(mount.number) == own || !seen.insert(mount.number) {
+    for (number, point) in mounted_devices() {
+        if Some(number) == own || !seen.insert(number) {
             continue;
         }
-        let Ok(tree) = node(mount.number) else { continue };
+        let Ok(tree) = node(number) else { continue };
         let theirs = crate::kernel::leaves::leaves_below(&tree);
         if is_known(&tree) && leaves.iter().any(|leaf| theirs.iter().any(|other| leaf.overlaps(other))) {
-            return Some((tree.name, mount.point));
+            return Some((tree.name, point));
         }
     }
     None

@@ -9,6 +9,8 @@ use crate::kernel::DeviceNumber;
 
 /// The list of this process.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
+/// Where the kernel lists the devices of each mounted btrfs, in folders named by their UUIDs.
+const BTRFS: &str = "/sys/fs/btrfs";
 
 /// A mounted file system.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,6 +39,31 @@ impl Mount {
 /// All mounts of this process. A list that cannot be read is empty.
 pub fn mounts() -> Vec<Mount> {
     parse(&fs::read(MOUNTINFO).unwrap_or_default())
+}
+
+/// The devices of all mounted file systems, with a place where each is mounted. Mounts of a btrfs have no number of a
+/// device, and name one of several; the kernel lists all of them.
+pub(crate) fn mounted_devices() -> Vec<(DeviceNumber, PathBuf)> {
+    let all = mounts();
+    let plain = all.iter().filter(|mount| mount.number.is_device()).map(|mount| (mount.number, mount.point.clone()));
+    let mut devices: Vec<_> = plain.collect();
+    for folder in fs::read_dir(BTRFS).into_iter().flatten().flatten() {
+        let of_this = btrfs_devices(&folder.path());
+        let is_of_this = |mount: &&Mount| {
+            let source = fs::metadata(&mount.source).ok().map(|about| DeviceNumber::of(&about));
+            mount.kind == "btrfs" && source.is_some_and(|source| of_this.contains(&source))
+        };
+        // It may be mounted only in another namespace.
+        let point = all.iter().find(is_of_this).map_or_else(|| folder.path(), |mount| mount.point.clone());
+        devices.extend(of_this.iter().map(|device| (*device, point.clone())));
+    }
+    devices
+}
+
+/// The devices in a folder of a mounted btrfs; none for the folder of its features.
+fn btrfs_devices(folder: &Path) -> Vec<DeviceNumber> {
+    let devices = fs::read_dir(folder.join("devices")).into_iter().flatten().flatten();
+    devices.filter_map(|device| fs::read_to_string(device.path().join("dev")).ok()?.trim().parse().ok()).collect()
 }
 
 /// The mount that a path is in: that of the longest mount point; of several at one, the last, which hides the others. By path, since files of a

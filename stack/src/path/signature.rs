@@ -319,13 +319,19 @@ pub fn signature(medium: &FileMedium) -> LocalBoxFuture<'_, Option<Signature>> {
     })
 }
 
+/// All places of a device of this length where signatures and their backups are, in whole pages as far as the device
+/// reaches, in order and apart from each other. Together they are less than 1 MiB.
+pub fn signature_places(len_bytes: u64) -> Vec<Range<u64>> {
+    apart(places(len_bytes), len_bytes)
+}
+
 /// Zeroes all places where signatures and their backups are: a new volume need not reach them, and others would find themselves there.
 ///
 /// # Errors
 /// When the medium fails.
 pub fn wipe(medium: &FileMedium) -> LocalBoxFuture<'_, Result<(), sealblock_block::MediumError>> {
     Box::pin(async move {
-        for place in apart(places(medium.len_bytes()), medium.len_bytes()) {
+        for place in signature_places(medium.len_bytes()) {
             let mut zeroes = medium.buffer((place.end - place.start) as usize);
             zeroes.fill(0);
             medium.write(place.start, zeroes.freeze()).await?;

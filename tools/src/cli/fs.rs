@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::quantity::Rate;
 
-use super::Mode;
+use super::{FsFormat, Mode};
 
 const NAMES: &str = "\
 Examples:
@@ -37,6 +37,8 @@ pub struct Fs {
 /// The commands of `fs`.
 #[derive(Debug, Subcommand)]
 pub enum FsCommand {
+    /// Make a new filesystem, as `mkfs.btrfs` does. Everything on the targets is lost.
+    Format(FsFormat),
     /// Show the devices, features, space and subvolumes of a filesystem.
     Info(FsInfo),
     /// List a directory.

@@ -19,7 +19,7 @@ use sealblock_stack::target::{Address, NbdAddress, TargetError, TargetErrorKind,
 use sealblock_units::{BlockSize, Lba};
 
 /// Names of values: each with its help.
-type Names<T> = [(&'static str, &'static str, T)];
+pub(super) type Names<T> = [(&'static str, &'static str, T)];
 
 /// Reads one of these names.
 pub(super) fn one_of<T: Clone + Send + Sync>(names: &'static Names<T>) -> impl TypedValueParser<Value = T> {

@@ -1,10 +1,13 @@
-//! `sealblock fs`: looks into Btrfs filesystems, wherever they lie.
+//! `sealblock fs`: looks into Btrfs filesystems, wherever they lie, and makes new ones.
 //!
-//! Everything is read by this process from the targets, checked as it is read, and nothing is written to them.
+//! Everything is read by this process from the targets, checked as it is read, and nothing is written to them, except by
+//! `format`.
 
 mod check;
 mod copy;
 mod extract;
+mod format;
+mod format_write;
 mod info;
 mod ls;
 mod place;
@@ -27,6 +30,7 @@ use place::{resolve, with_filesystem};
 /// Does what is asked.
 pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
     match &arguments.command {
+        FsCommand::Format(arguments) => format::run(arguments),
         FsCommand::Info(arguments) => info::run(arguments),
         FsCommand::Ls(arguments) => ls::run(arguments),
         FsCommand::Cat(arguments) => copy::cat(arguments),

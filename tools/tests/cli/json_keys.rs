@@ -165,6 +165,9 @@ fn filesystem(place: &Place, keys: &mut Keys) {
     let mut made = Handmade::new(4096, ChecksumType::Crc32c);
     made.file(objectid::FIRST_FREE, b"file", &[7; 9000], Storage::Inline);
     made.build().write(&place.path("image")).unwrap();
+    place.write("new", b"");
+    place.set_len("new", 100 << 20);
+    keys.check(&printed(place, "fs format new"), &["`fs format --json`", "`fs info --json`"]);
     let get = "`fs get --json`, `fs rescue --json`";
     for (command, heading) in [
         ("fs info image", "`fs info --json`"),

@@ -14,6 +14,7 @@ mod files;
 mod filesystems;
 mod front;
 mod fs_check;
+mod fs_format;
 mod fs_roots;
 mod fs_verify;
 mod golden;

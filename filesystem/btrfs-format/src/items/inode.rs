@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::entries::Entry;
 use crate::error::{DecodeError, TooLong, head, length_u16, take};
@@ -94,6 +94,21 @@ pub struct InodeItem {
 }
 
 impl InodeItem {
+    /// The top directory of a new tree, without entries: of the superuser, with the mode 755, and all times the same.
+    pub fn new_top_directory(generation: u64, time: Timespec) -> InodeItem {
+        InodeItem {
+            generation: generation.into(),
+            transid: generation.into(),
+            nlink: 1.into(),
+            mode: 0o40755.into(),
+            atime: time,
+            ctime: time,
+            mtime: time,
+            otime: time,
+            ..InodeItem::new_zeroed()
+        }
+    }
+
     /// The flags, unknown ones too.
     pub fn flags(&self) -> InodeFlags {
         InodeFlags::from_bits_retain(self.flags.get())

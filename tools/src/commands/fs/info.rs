@@ -226,7 +226,7 @@ async fn subvolume_reports(filesystem: &Filesystem, subvolumes: &BTreeMap<u64, S
     told
 }
 
-fn checksum_name(kind: ChecksumType) -> &'static str {
+pub(super) fn checksum_name(kind: ChecksumType) -> &'static str {
     match kind {
         ChecksumType::Crc32c => "crc32c",
         ChecksumType::XxHash64 => "xxhash64",
@@ -235,7 +235,7 @@ fn checksum_name(kind: ChecksumType) -> &'static str {
     }
 }
 
-fn features(incompat: Incompat, compat_ro: CompatRo) -> Vec<String> {
+pub(super) fn features(incompat: Incompat, compat_ro: CompatRo) -> Vec<String> {
     let names = incompat.iter_names().map(|(name, _)| name).chain(compat_ro.iter_names().map(|(name, _)| name));
     names.map(str::to_lowercase).collect()
 }

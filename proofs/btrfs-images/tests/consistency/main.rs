@@ -4,6 +4,8 @@
 //! Needs root, loop devices, `btrfs-progs` and the filesystem. Without these the test prints what is missing and is
 //! skipped.
 
+mod format;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -17,7 +19,8 @@ use sealblock_stack::filesystem::{FilesystemName, Start};
 use sealblock_stack::on_reactor;
 use sealblock_stack::target::TargetName;
 
-fn checked(images: &[PathBuf]) -> Report {
+/// What this project finds.
+pub fn checked(images: &[PathBuf]) -> Report {
     let targets = images.iter().map(|image| TargetName::File(image.clone())).collect();
     let name = FilesystemName { targets, start: Start::Default, path: Vec::new(), has_place: false };
     let report = on_reactor(async {
@@ -27,10 +30,10 @@ fn checked(images: &[PathBuf]) -> Report {
     report.unwrap()
 }
 
-/// What `btrfs check` finds, if it is an error.
-fn program_error(images: &[PathBuf]) -> Option<String> {
+/// What `btrfs check` finds in one of its modes, `original` or `lowmem`, if it is an error.
+pub fn program_error(images: &[PathBuf], mode: &str) -> Option<String> {
     let loops = Loops::attach(images, true).unwrap();
-    run("btrfs", ["check", "--readonly", &loops.devices()[0]]).err()
+    run("btrfs", ["check", "--readonly", "--mode", mode, &loops.devices()[0]]).err()
 }
 
 #[test]
@@ -59,7 +62,7 @@ fn filesystems_of_the_kernel_are_consistent() {
             let count = report.finding_count;
             wrong.push(format!("{name}: {count} findings, not checked {:?}: {findings:#?}", report.not_checked));
         }
-        if let Some(why) = program_error(&made.images) {
+        if let Some(why) = program_error(&made.images, "original") {
             eprintln!("{name}: btrfs check: {why}");
         }
         assert!(report.nodes > 8 && report.extents > 8 && report.references > 8 && report.inodes > 0, "{name}");
