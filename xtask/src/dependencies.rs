@@ -129,8 +129,11 @@ const RULES: &[Rule] = &[
     rule("exports/ublk", UBLK),
     rule("exports/*", EXPORT),
     rule("filesystem/btrfs-format", &["units", "integrity", "runtime/memory"]),
-    // What changes a filesystem, without devices.
-    rule("filesystem/btrfs-engine", &["units", "filesystem/btrfs-format", "filesystem/btrfs"]),
+    // What makes and changes a filesystem; it opens no target.
+    rule(
+        "filesystem/btrfs-engine",
+        &["units", "runtime/memory", "block", "filesystem/btrfs-format", "filesystem/btrfs"],
+    ),
     // The protocol between the kernel and any filesystem; it depends on none, nor on blocks.
     rule("filesystem/fuse", &["runtime/reactor"]),
     // What programs do with files: mount them, and copy them out.

@@ -15,7 +15,7 @@
 //!   is not taken for current.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -83,6 +83,8 @@ pub struct Engine {
     gate: Gate,
     committing: Mutex<()>,
     durable: Cell<u64>,
+    /// The superblocks of the devices without failures, by their transactions.
+    supers: RefCell<BTreeMap<u64, u64>>,
     stopped: RefCell<Option<Rc<str>>>,
     bad_copies: RefCell<Vec<BadCopy>>,
 }
@@ -112,6 +114,7 @@ impl Engine {
             gate: Gate::default(),
             committing: Mutex::new(()),
             durable: Cell::new(durable),
+            supers: RefCell::new(storage.devices.iter().map(|(devid, device)| (devid, device.generation)).collect()),
             stopped: RefCell::default(),
             bad_copies: RefCell::default(),
         };
@@ -352,13 +355,17 @@ impl Engine {
         let sound = self.sound(&devices);
         let items: Vec<DevItem> = devices.into_iter().filter(|item| sound.contains(&item.devid.get())).collect();
         // All of the transaction is durable on these.
-        CommitRecord::new(self.durable.get(), items.iter().map(|item| item.uuid)).write(&mut superblock);
+        let oldest = self.supers.borrow().values().copied().min().unwrap_or(self.durable.get());
+        CommitRecord::new(oldest, items.iter().map(|item| item.uuid)).write(&mut superblock);
         let failed = storage.devices.write_supers(&superblock, &items).await;
         failed.iter().for_each(|(devid, fault)| self.device_failed(*devid, fault));
         if failed.len() >= items.len() {
             return Err(self.stop("no superblock can be written".into()));
         }
         let generation = superblock.generation.get();
+        let is_written = |item: &&DevItem| failed.iter().all(|(devid, _)| *devid != item.devid.get());
+        *self.supers.borrow_mut() =
+            items.iter().filter(is_written).map(|item| (item.devid.get(), generation)).collect();
         self.durable.set(generation);
         let transaction = &mut *self.transaction.borrow_mut();
         transaction.nodes.thaw();

@@ -1,14 +1,15 @@
 //! The record that this project's engine keeps in the superblock's padding, which other programs keep and do not read:
-//! which devices took part in the transaction, and which transaction was before it.
+//! which devices took part in the transaction, and how old their superblocks were before it.
 //!
 //! ```text
-//! 0 magic | 8 CRC-32C of all behind it | 12 version | 14 count | 16 generation | 24 previous | 32 reserved | 288 devices
+//! 0 magic | 8 CRC-32C of all behind it | 12 version | 14 count | 16 generation | 24 oldest | 32 reserved | 288 devices
 //! ```
 //!
 //! A superblock with a record says: all nodes and data of transaction `generation` were durable on each of these devices
-//! before the superblock was written to any of them. So a device whose own superblock is of transaction `previous` missed
-//! only the superblock, in a power cut. Without the record it would count as a device that missed transactions, and data
-//! on it that have no checksums could not be read.
+//! before the superblock was written to any of them, and the superblocks that they had then were of transaction `oldest` or
+//! later. So a device whose own superblock is not older than that missed only superblocks, in power cuts. Without the record
+//! it would count as a device that missed transactions, and data on it that have no checksums could not be read. A device
+//! that comes back with an older superblock is one that was replaced by an old copy, or was away.
 //!
 //! The record is void if its generation is not that of its superblock: another program wrote a transaction and kept the
 //! bytes.
@@ -34,7 +35,7 @@ struct Stored {
     version: U16,
     count: U16,
     generation: U64,
-    previous: U64,
+    oldest: U64,
     reserved: [u8; 256],
     devices: [[u8; 8]; MAX_DEVICES],
 }
@@ -44,20 +45,20 @@ const _: () = assert!(size_of::<Stored>() == 512 && RECORD_OFFSET + 512 == size_
 /// What a superblock's record says.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CommitRecord {
-    /// The durable transaction before that of the superblock.
-    pub previous: u64,
+    /// The oldest superblock that one of the devices had before that of the transaction was written.
+    pub oldest: u64,
     /// The first halves of the UUIDs of the devices that took part.
     devices: Vec<[u8; 8]>,
 }
 
 impl CommitRecord {
     /// The record of a transaction in which these devices took part, by their UUIDs.
-    pub fn new(previous: u64, devices: impl IntoIterator<Item = [u8; 16]>) -> CommitRecord {
+    pub fn new(oldest: u64, devices: impl IntoIterator<Item = [u8; 16]>) -> CommitRecord {
         let mut devices: Vec<[u8; 8]> = devices.into_iter().map(half).collect();
         if devices.len() > MAX_DEVICES {
             devices.clear();
         }
-        CommitRecord { previous, devices }
+        CommitRecord { oldest, devices }
     }
 
     /// The record of a superblock; `None` if it has none, or another program wrote the superblock.
@@ -70,7 +71,7 @@ impl CommitRecord {
             && stored.generation == superblock.generation
             && count <= MAX_DEVICES;
         let devices = || stored.devices[..count].to_vec();
-        is_whole.then(|| CommitRecord { previous: stored.previous.get(), devices: devices() })
+        is_whole.then(|| CommitRecord { oldest: stored.oldest.get(), devices: devices() })
     }
 
     /// Puts the record into the superblock of its transaction, which has its generation already.
@@ -80,7 +81,7 @@ impl CommitRecord {
             version: VERSION.into(),
             count: (self.devices.len() as u16).into(),
             generation: superblock.generation,
-            previous: self.previous.into(),
+            oldest: self.oldest.into(),
             ..Stored::new_zeroed()
         };
         stored.devices[..self.devices.len()].copy_from_slice(&self.devices);
@@ -88,10 +89,10 @@ impl CommitRecord {
         superblock.as_mut_bytes()[RECORD_OFFSET..].copy_from_slice(stored.as_bytes());
     }
 
-    /// True if a device with this UUID took part in the transaction, and its own superblock, of `generation`, is that of
-    /// the transaction before.
-    pub fn missed_only_the_superblock(&self, uuid: [u8; 16], generation: u64) -> bool {
-        generation == self.previous && self.devices.contains(&half(uuid))
+    /// True if a device with this UUID took part in the transaction, and its own superblock, of `generation`, is one that it
+    /// had then.
+    pub fn missed_only_superblocks(&self, uuid: [u8; 16], generation: u64) -> bool {
+        generation >= self.oldest && self.devices.contains(&half(uuid))
     }
 }
 
@@ -117,8 +118,8 @@ mod tests {
         let record = CommitRecord::new(6, [[1; 16], [2; 16]]);
         record.write(&mut superblock);
         assert_eq!(CommitRecord::read(&superblock), Some(record.clone()));
-        assert!(record.missed_only_the_superblock([2; 16], 6));
-        assert!(!record.missed_only_the_superblock([2; 16], 5) && !record.missed_only_the_superblock([3; 16], 6));
+        assert!(record.missed_only_superblocks([2; 16], 6));
+        assert!(!record.missed_only_superblocks([2; 16], 5) && !record.missed_only_superblocks([3; 16], 6));
         superblock.generation = (superblock.generation.get() + 1).into();
         assert_eq!(CommitRecord::read(&superblock), None);
     }
@@ -128,13 +129,13 @@ mod tests {
         let mut superblock = Superblock::read_from_bytes(&captured::superblock()).unwrap();
         CommitRecord::new(6, (0..28).map(|number| [number; 16])).write(&mut superblock);
         let good = CommitRecord::read(&superblock).unwrap();
-        assert!((0..28).all(|number| good.missed_only_the_superblock([number; 16], 6)));
+        assert!((0..28).all(|number| good.missed_only_superblocks([number; 16], 6)));
         for at in RECORD_OFFSET..RECORD_OFFSET + 512 {
             let mut damaged = superblock;
             damaged.as_mut_bytes()[at] ^= 1;
             assert_eq!(CommitRecord::read(&damaged), None, "{at}");
         }
         let many = CommitRecord::new(6, (0..29).map(|number| [number; 16]));
-        assert!(!many.missed_only_the_superblock([1; 16], 6));
+        assert!(!many.missed_only_superblocks([1; 16], 6));
     }
 }

@@ -5,7 +5,7 @@
 //!   with an older copy of it, is refused, because no rule could decide which one is right.
 //! - The set uses its newest intact superblock. A device with an older superblock missed at least one transaction: its
 //!   data are used only if a checksum proves them ([`Device::is_stale`]). A device that took part in all transactions, and
-//!   missed only the last superblock, is not such a device.
+//!   missed only superblocks, is not such a device.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -115,9 +115,9 @@ impl DeviceSet {
         check_readable(&superblock, &geometry)?;
         let record = CommitRecord::read(&superblock);
         for device in devices.values_mut() {
-            // In a power cut a device may miss the last superblock alone.
+            // In a power cut a device may miss a superblock alone.
             let is_current =
-                |record: &CommitRecord| record.missed_only_the_superblock(device.item.uuid, device.generation);
+                |record: &CommitRecord| record.missed_only_superblocks(device.item.uuid, device.generation);
             device.is_stale = device.generation < geometry.generation && !record.as_ref().is_some_and(is_current);
         }
         Ok(DeviceSet { devices, superblock, geometry, bad_superblocks, transferred_bytes: Cell::new(0) })
