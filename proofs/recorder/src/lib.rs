@@ -37,6 +37,9 @@
 //!
 //! Two power cuts in a row: a second [`Recorder`] begins with the images of a state.
 //!
+//! For programs that read files, [`Image::save`] writes a sparse file. The kernel reads only the first superblock of a
+//! device: mount only states with [`CrashOptions::atomic_superblocks`].
+//!
 //! Everything is a function of the log and a seed, so that a failing state can be made again from its index.
 
 mod crash;
