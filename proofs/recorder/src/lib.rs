@@ -14,6 +14,7 @@
 //! - Requests that overlap in time reach the medium in any order.
 //! - After a Flush has failed, what it should have made durable stays volatile, whatever later flushes report.
 //! - A discarded block may have any content.
+//! - A change that fails is stored wholly, in part or not at all, as the test demands; reads and states agree about it.
 //!
 //! What the enumerator does not know: the order in which a real device destages its cache. So the states are more than
 //! those of any one device; a filesystem that survives all of them survives on each.
