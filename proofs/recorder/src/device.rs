@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 
 use sealblock_block::{
-    Abilities, Ability, Device, ErrorKind, Geometry, Limits, Operation, Outcome, Request, RequestKind, Response,
+    Abilities, Ability, Device, DynDevice, ErrorKind, Geometry, Limits, Operation, Outcome, Request, RequestKind,
+    Response,
 };
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -67,14 +68,21 @@ fn joined<'a>(slices: impl Iterator<Item = &'a Slice>) -> Slice {
     Slice::copy_from(&bytes)
 }
 
+impl Image {
+    /// A device with this content, behind its gate. Its changes stay its own and are not logged.
+    pub fn device(&self, name: &str) -> DynDevice {
+        DynDevice::new(name, ImageDevice::new(self.clone()))
+    }
+}
+
 /// A device with the content of an image. Discarded blocks keep their content.
-pub(crate) struct ImageDevice {
+struct ImageDevice {
     geometry: Geometry,
     image: RefCell<Image>,
 }
 
 impl ImageDevice {
-    pub(crate) fn new(image: Image) -> ImageDevice {
+    fn new(image: Image) -> ImageDevice {
         ImageDevice { geometry: geometry(&image), image: RefCell::new(image) }
     }
 }
@@ -112,14 +120,11 @@ mod tests {
         image.write(8192, &[5; 4096]);
         let (one, other) = (image.device("one"), image.device("other"));
         let extent = Extent::from_raw(2, 2).unwrap();
-        let data = |device: &sealblock_block::DynDevice| match block_on(
-            device.execute(Request::read(extent, Expectations::NONE)),
-        )
-        .unwrap()
-        {
-            Response::Data(data) => [data.joined_data()[0], data.joined_data()[4096]],
-            other => panic!("{other:?}"),
-        };
+        let data =
+            |device: &DynDevice| match block_on(device.execute(Request::read(extent, Expectations::NONE))).unwrap() {
+                Response::Data(data) => [data.joined_data()[0], data.joined_data()[4096]],
+                other => panic!("{other:?}"),
+            };
         assert_eq!([data(&one), data(&other)], [[5, 0]; 2]);
         let sealed = Sealed::seal(Slice::copy_from(&[9; 8192]), BlockSize::B4096, None, &Tags::default());
         block_on(one.execute(Request::write(extent, sealed, Durability::Volatile))).unwrap();

@@ -11,11 +11,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::rc::Rc;
 
-use sealblock_block::DynDevice;
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::BlockSize;
-
-use crate::device::ImageDevice;
 
 /// Bytes of a page.
 const PAGE_BYTES: usize = 4096;
@@ -180,11 +177,6 @@ impl Image {
             })
         };
         self.len_bytes() == other.len_bytes() && is_same(self, other) && is_same(other, self)
-    }
-
-    /// A device with this content, behind its gate. Its changes stay its own and are not logged.
-    pub fn device(&self, name: &str) -> DynDevice {
-        DynDevice::new(name, ImageDevice::new(self.clone()))
     }
 
     /// The stored pages, with their offset in bytes.

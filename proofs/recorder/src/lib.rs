@@ -14,6 +14,32 @@
 //! - Requests that overlap in time reach the medium in any order.
 //! - After a Flush has failed, what it should have made durable stays volatile, whatever later flushes report.
 //! - A discarded block may have any content.
+//! - A change that fails is stored wholly, in part or not at all, as the test demands; reads and states agree about it.
+//!
+//! What the enumerator does not know: the order in which a real device destages its cache. So the states are more than
+//! those of any one device; a filesystem that survives all of them survives on each.
+//!
+//! # Use
+//!
+//! ```ignore
+//! let before = Image::load(&path, BlockSize::B4096)?;
+//! let recorder = Recorder::new(vec![before], Options { seed: 7, ..Options::default() });
+//! let filesystem = open(recorder.devices()).await?;
+//! filesystem.write("a", b"content").await?;
+//! filesystem.fsync("a").await?;
+//! recorder.mark("a is durable");
+//!
+//! let options = CrashOptions { superblocks: vec![64 << 10], ..CrashOptions::default() };
+//! for state in CrashStates::new(recorder.log(), &options).iter() {
+//!     let after = open(vec![state.images[0].device("after the power cut")]).await?;
+//!     assert!(!state.has_mark("a is durable") || after.read("a").await? == b"content", "{state}");
+//! }
+//! ```
+//!
+//! Two power cuts in a row: a second [`Recorder`] begins with the images of a state.
+//!
+//! For programs that read files, [`Image::save`] writes a sparse file. The kernel reads only the first superblock of a
+//! device: mount only states with [`CrashOptions::atomic_superblocks`].
 //!
 //! Everything is a function of the log and a seed, so that a failing state can be made again from its index.
 

@@ -294,7 +294,7 @@ impl Extents {
             session.found(Rule::ExtentGeneration, place, why);
         }
         let is_moved = header.flags.get() & flags::RELOC != 0;
-        if is_moved && !extent.is_full && !is_root && tree >= objectid::FIRST_FREE && objectid::is_subvolume(tree) {
+        if is_moved && !extent.is_full && !is_root && objectid::is_subvolume(tree) {
             let why = "the node was moved by a relocation, and the extent tree has no FULL_BACKREF for it";
             session.found(Rule::ExtentKind, place, why);
         }

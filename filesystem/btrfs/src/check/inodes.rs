@@ -91,6 +91,10 @@ impl Piece {
                 for one in refs.iter() {
                     if is_dots(self.ino, key.offset, one.name) {
                         self.has_dots = true;
+                        if one.index != 0 {
+                            let why = format!("the name of the top directory in itself has the index {}", one.index);
+                            session.found(Rule::Name, Place { ino: Some(self.ino), ..Place::item(tree, key) }, why);
+                        }
                     } else {
                         self.links += 1;
                         sums.add_name(hashes, key.offset, one.index, self.ino, one.name);

@@ -87,7 +87,9 @@ impl Roots {
                     };
                     self.trees.extend(tree);
                     let has_another = self.roots.insert(key.objectid, facts).is_some();
-                    let has_offset = key.offset != 0 && !objectid::is_subvolume(key.objectid);
+                    // Those of files are found at any offset; `btrfs-convert` makes the data relocation tree at 2.
+                    let is_of_files = objectid::is_subvolume(key.objectid) || key.objectid == objectid::DATA_RELOC_TREE;
+                    let has_offset = key.offset != 0 && !is_of_files;
                     // Each relocation has its own, by the subvolume that it relocates.
                     if (has_another || has_offset) && key.objectid != objectid::TREE_RELOC {
                         self.odd.push(key);

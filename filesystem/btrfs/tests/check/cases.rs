@@ -153,6 +153,12 @@ pub const CASES: &[Case] = &[
     case("unknown flags of the superblock", &[Rule::Superblock], Program::Neither, |image| {
         image.superblock(|superblock| superblock.flags = (superblock.flags.get() | 1 << 40).into());
     }),
+    case("a superblock with one byte too few on all devices", &[Rule::Superblock], Program::Both, |image| {
+        image.superblock(|superblock| superblock.total_bytes = (superblock.total_bytes.get() - 1).into());
+    }),
+    case("a superblock with part of a sector too much", &[], Program::Neither, |image| {
+        image.superblock(|superblock| superblock.total_bytes = (superblock.total_bytes.get() + 255).into());
+    }),
     case("a chunk on a device with another UUID", &[Rule::DeviceExtent], Program::Original, |image| {
         image.patch(CHUNK_TREE, data_chunk(image), |data| data[64] ^= 1);
     }),
@@ -357,6 +363,9 @@ pub const CASES: &[Case] = &[
             InodeRef { index: 999, name: b"nosum" }.write(&mut other).unwrap();
             *data = other;
         });
+    }),
+    case("an index of the top directory's name", &[Rule::Name], Program::Both, |image| {
+        image.patch(FS_TREE, Key::new(TOP, ItemType::INODE_REF, TOP), |data| data[0] = 2);
     }),
     case("another type in a directory", &[Rule::NameKind], Program::Both, |image| {
         for key in [dir_item("nosum"), dir_index(image, "nosum")] {
