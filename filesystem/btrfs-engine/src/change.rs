@@ -44,7 +44,7 @@ impl Transaction {
     pub fn apply_change(&mut self, change: &Change) -> Result<(), ChangeError> {
         let mut costs = Vec::new();
         let mut shared_children = 0;
-        for (tree, items) in &change.items {
+        for (tree, items) in change.items.iter().filter(|(_, items)| !items.is_empty()) {
             for (key, _) in items.iter() {
                 shared_children += self.touch_counting(*tree, key..=key)?;
             }
@@ -52,16 +52,14 @@ impl Transaction {
             costs.push(TreeCost { tree: *tree, changes, bytes });
         }
         self.admit(&costs, shared_children + change.refs.iter().count() as u64, change.frees_space)?;
-        for (tree, items) in &change.items {
-            self.prepare_nodes(*tree, items.len() as u64)?;
-        }
+        self.prepare_trees(change.items.iter().map(|(tree, items)| (*tree, items.len() as u64)), 0)?;
         self.count_change();
         let generation = self.generation();
         for (bytenr, bytes) in &change.extents {
             let key = Key::new(*bytenr, ItemType::EXTENT_ITEM, *bytes);
             self.refs.insert(NewExtent { key, item: ExtentItemBuf::new(generation, ExtentFlags::DATA, None) })?;
         }
-        for (tree, items) in &change.items {
+        for (tree, items) in change.items.iter().filter(|(_, items)| !items.is_empty()) {
             self.edit(*tree, |tree, editor| Ok::<_, ChangeError>(tree.apply(editor, items)?))?;
         }
         Ok(change.refs.apply(&mut self.refs)?)

@@ -55,6 +55,8 @@ pub async fn check(filesystem: &Filesystem) -> Result<Opened, FsError> {
     for id in &trees {
         tree(filesystem, *id).await?;
     }
+    // Only old filesystems lack it.
+    trees.extend(filesystem.tree(objectid::UUID_TREE).await?.map(|_| objectid::UUID_TREE));
     Ok(Opened {
         chunk_tree_uuid: header.chunk_tree_uuid,
         devices: filesystem.known_devices().values().map(|device| device.item).collect(),

@@ -7,3 +7,6 @@
 mod commits;
 mod disks;
 mod items;
+mod names;
+mod scan;
+mod subvolumes;
