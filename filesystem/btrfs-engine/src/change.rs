@@ -54,9 +54,7 @@ impl Transaction {
             costs.push(TreeCost { tree: *tree, changes, bytes });
         }
         self.admit(&costs, shared_children + change.refs.iter().count() as u64, change.frees_space)?;
-        for (tree, items) in trees() {
-            self.prepare_nodes(*tree, items.len() as u64)?;
-        }
+        self.prepare_trees(trees().map(|(tree, items)| (*tree, items.len() as u64)), 0)?;
         self.count_change();
         let generation = self.generation();
         for (bytenr, bytes) in &change.extents {

@@ -39,6 +39,7 @@ use zerocopy::FromBytes;
 use crate::chunks::Chunks;
 use crate::gate::Gate;
 use crate::open;
+use crate::operations::Numbers;
 use crate::space::{SpaceError, Use};
 use crate::transaction::{ChangeError, Transaction};
 
@@ -87,6 +88,7 @@ pub struct Engine {
     supers: RefCell<BTreeMap<u64, u64>>,
     stopped: RefCell<Option<Rc<str>>>,
     bad_copies: RefCell<Vec<BadCopy>>,
+    pub(crate) numbers: RefCell<Numbers>,
 }
 
 impl Engine {
@@ -117,6 +119,7 @@ impl Engine {
             supers: RefCell::new(storage.devices.iter().map(|(devid, device)| (devid, device.generation)).collect()),
             stopped: RefCell::default(),
             bad_copies: RefCell::default(),
+            numbers: RefCell::default(),
         };
         for id in opened.trees {
             engine.change(|transaction| transaction.open_tree(id)).await?;
@@ -171,6 +174,18 @@ impl Engine {
             self.commit().await?;
             is_committed = true;
         }
+    }
+
+    /// Reads in the open transaction, also while it is being brought into the state that is committed: that changes no
+    /// subvolume. `read` is called until it lacks no node, and changes nothing.
+    ///
+    /// # Errors
+    /// Those of `read`, or if a node cannot be read.
+    pub async fn read<T>(
+        &self,
+        mut read: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
+    ) -> Result<T, EngineError> {
+        self.run(&mut read, false).await
     }
 
     /// Makes a chunk for this use, and before it one for another use that it needs. Returns false if there is no room.

@@ -4,12 +4,13 @@
 //! - [`tree`]: trees whose nodes are in memory.
 //! - [`view`]: the items that an operation reads, with those that it planned itself.
 //! - [`file_map`], [`nocow`], [`csums`]: plans for the data of files and their checksums.
+//! - [`operations`]: names, inodes and subvolumes, as a filesystem offers them to programs.
 //! - [`plan`]: what operations on the files of a subvolume change: [`names`], [`inode`]s, [`xattrs`], [`orphans`].
 //! - [`format`](mod@format): new filesystems.
 //!
 //! Invariants:
-//! - Nothing here does I/O, reads a clock or waits. Whoever uses it has read the nodes that a change needs, and writes
-//!   those that it made.
+//! - Only [`engine`], which reads and writes nodes, and [`operations`] wait. No other part does I/O.
+//! - Nothing reads a clock, or makes random numbers.
 //! - Counts that come from the medium are checked. One that would fall below zero is an error, after which the
 //!   transaction must not be committed.
 //!
@@ -60,6 +61,7 @@ pub mod names;
 pub mod nocow;
 pub mod nodes;
 mod open;
+pub mod operations;
 pub mod orphans;
 pub mod plan;
 pub mod refs;

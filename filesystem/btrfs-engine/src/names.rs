@@ -31,7 +31,7 @@ use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use zerocopy::{FromZeros, IntoBytes};
 
 pub use entries::DirectoryEntry;
-pub use rename::{RenameMode, Renamed};
+pub use rename::{MovedSubvolume, RenameMode, Renamed};
 
 use crate::inode::{DEVICE_TOO_LARGE, Ownership, inode_key, kind_of};
 use crate::plan::{Plan, PlanError};

@@ -52,6 +52,7 @@ pub async fn check(filesystem: &Filesystem) -> Result<Opened, FsError> {
     let mut trees = vec![objectid::EXTENT_TREE, objectid::DEV_TREE, objectid::FS_TREE, objectid::CSUM_TREE];
     trees.push(objectid::FREE_SPACE_TREE);
     trees.extend(has_own.then_some(objectid::BLOCK_GROUP_TREE));
+    // Only old filesystems lack it.
     trees.extend(filesystem.tree(objectid::UUID_TREE).await?.map(|_| objectid::UUID_TREE));
     for id in &trees {
         tree(filesystem, *id).await?;

@@ -8,7 +8,7 @@
 //!   halfway.
 //! - A subvolume is deleted only if it has no other one below it, is not the default one, and nobody uses it.
 
-use sealblock_btrfs_format::item_changes::ItemChanges;
+use sealblock_btrfs_format::item_changes::{ItemChange, ItemChanges};
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::items::root::{RootFlags, RootItemBuf, RootNode, RootRef, RootTail};
@@ -17,8 +17,12 @@ use zerocopy::FromZeros;
 
 use crate::change::Change;
 use crate::cow::Sharing;
+use crate::names::{MovedSubvolume, Place};
 use crate::transaction::{ChangeError, Transaction};
 use crate::view::Items;
+
+/// Nodes that a new tree needs, or one whose root is copied.
+const NODES_OF_A_TREE: u64 = 2;
 
 /// The entry of a subvolume in the directory that it is in: planned with [`names`](crate::names).
 #[derive(Clone, Debug)]
@@ -48,7 +52,16 @@ pub struct NewSubvolume {
     pub is_read_only: bool,
 }
 
-/// Why a subvolume is not made or deleted.
+/// What a subvolume is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// To be read.
+    Read,
+    /// To be changed, which a read-only one is not.
+    Change,
+}
+
+/// Why a subvolume is not made, changed or deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SubvolumeError {
     /// ENOTEMPTY: another subvolume is below it.
@@ -66,9 +79,51 @@ pub enum SubvolumeError {
     /// ENOSPC: no number is left.
     #[error("no number for a subvolume is left")]
     NoNumber,
+    /// EROFS: it cannot be changed.
+    #[error("subvolume {0} is read-only")]
+    ReadOnly(u64),
+    /// EXDEV: a file cannot leave its subvolume.
+    #[error("the places are in different subvolumes")]
+    Crossing,
+    /// EINVAL: no subvolume has its place there.
+    #[error("not a subvolume")]
+    NotASubvolume,
 }
 
 impl Transaction {
+    /// Opens a subvolume, if it is not open.
+    ///
+    /// # Errors
+    /// [`SubvolumeError::Absent`], [`SubvolumeError::ReadOnly`]; or if a node of the root tree is not in memory.
+    pub fn open_subvolume(&mut self, id: u64, access: Access) -> Result<(), ChangeError> {
+        let absent = SubvolumeError::Absent(id);
+        if !objectid::is_subvolume(id) {
+            return Err(absent.into());
+        }
+        match self.open_tree(id) {
+            Err(ChangeError::NoTree(tree)) if tree == id => return Err(absent.into()),
+            result => result?,
+        }
+        let (_, item) = self.root_item(id).ok_or(absent)?;
+        let flags = RootFlags::from_bits_retain(item.head.flags.get());
+        match () {
+            () if item.head.refs.get() == 0 || flags.contains(RootFlags::DEAD) => Err(absent.into()),
+            () if access == Access::Change && flags.contains(RootFlags::READONLY) => {
+                Err(SubvolumeError::ReadOnly(id).into())
+            }
+            () => Ok(()),
+        }
+    }
+
+    /// True if an open subvolume is read-only.
+    ///
+    /// # Errors
+    /// If it is not open.
+    pub fn is_read_only(&self, id: u64) -> Result<bool, ChangeError> {
+        let (_, item) = self.root_item(id).ok_or(ChangeError::NoTree(id))?;
+        Ok(RootFlags::from_bits_retain(item.head.flags.get()).contains(RootFlags::READONLY))
+    }
+
     /// The number of the next new subvolume: above all others.
     ///
     /// # Errors
@@ -109,7 +164,7 @@ impl Transaction {
             ],
             ..Change::default()
         };
-        self.prepare_nodes(objectid::FS_TREE, 1 + top.len() as u64)?;
+        self.prepare_trees(counts(&change), NODES_OF_A_TREE)?;
         self.apply_change(&change)?;
         self.create_tree(new.id, key, item)?;
         self.edit(new.id, |tree, editor| Ok::<_, ChangeError>(tree.apply(editor, top)?))?;
@@ -148,6 +203,8 @@ impl Transaction {
         }
         let changes = 2 * entry.items.len() as u64 + 8;
         self.admit_more(entry.parent, changes, children)?;
+        let in_parent = (entry.parent, entry.items.len() as u64);
+        self.prepare_trees(counts(&change).chain([in_parent]), 2 * NODES_OF_A_TREE)?;
         self.apply_change(&change)?;
         self.set_root_item(source, source_key, of_source);
         self.copy_as_snapshot(source, new.id, key, item)?;
@@ -162,7 +219,7 @@ impl Transaction {
     ///
     /// # Errors
     /// If it is in use, a node is not in memory, or there is no space.
-    pub fn delete_subvolume(&mut self, id: u64, entry: &Entry) -> Result<(), ChangeError> {
+    pub fn delete_subvolume(&mut self, id: u64, entry: &Entry, now: Timespec) -> Result<(), ChangeError> {
         self.check_deletable(id)?;
         let (key, mut item) = self.root_item(id).ok_or(ChangeError::NoTree(id))?;
         item.head.refs = 0.into();
@@ -182,7 +239,88 @@ impl Transaction {
             vec![(entry.parent, entry.items.clone()), (objectid::ROOT_TREE, in_roots), (objectid::UUID_TREE, in_uuids)];
         self.apply_change(&Change { items, frees_space: true, ..Change::default() })?;
         self.set_root_item(id, key, item);
+        self.mark_changed(entry.parent, now);
         Ok(())
+    }
+
+    /// Makes an open subvolume read-only or writable.
+    ///
+    /// # Errors
+    /// If a node is not in memory, or there is no space.
+    pub fn set_read_only(&mut self, id: u64, is_read_only: bool) -> Result<(), ChangeError> {
+        if self.is_read_only(id)? == is_read_only {
+            return Ok(());
+        }
+        let (key, mut item) = self.root_item(id).ok_or(ChangeError::NoTree(id))?;
+        let flags = RootFlags::from_bits_retain(item.head.flags.get());
+        let mut in_uuids = ItemChanges::new();
+        if is_read_only {
+            item.head.flags = flags.union(RootFlags::READONLY).bits().into();
+        } else {
+            item.head.flags = flags.difference(RootFlags::READONLY).bits().into();
+            let received = item.tail.map_or([0; 16], |tail| tail.received_uuid);
+            let received = self.uuid_item(ItemType::UUID_RECEIVED_SUBVOL, received, id, false)?;
+            received.into_iter().for_each(|(key, data)| put(&mut in_uuids, key, data));
+            item.clear_received();
+        }
+        let mut in_roots = ItemChanges::new();
+        in_roots.replace(key, item.encode());
+        let items = vec![(objectid::ROOT_TREE, in_roots), (objectid::UUID_TREE, in_uuids)];
+        self.apply_change(&Change { items, ..Change::default() })?;
+        self.set_root_item(id, key, item);
+        Ok(())
+    }
+
+    /// The index of the entry of a subvolume, if its place is this one.
+    ///
+    /// # Errors
+    /// If a node is not in memory, or the item is damaged.
+    pub fn index_of_subvolume(&self, id: u64, parent: u64, place: Place<'_>) -> Result<Option<u64>, ChangeError> {
+        let roots = self.view(objectid::ROOT_TREE)?;
+        let key = Key::new(parent, ItemType::ROOT_REF, id);
+        let Some(data) = roots.at(key)? else { return Ok(None) };
+        let found = RootRef::decode(data).map_err(|_| ChangeError::Item(key))?;
+        let is_here = found.dirid == place.directory && found.name == place.name;
+        Ok(is_here.then_some(found.sequence))
+    }
+
+    /// The changes of the root tree when a subvolume moves from one subvolume to another, or within one.
+    ///
+    /// # Errors
+    /// If the name is too long.
+    pub(crate) fn move_place(
+        &self,
+        changes: &mut ItemChanges,
+        (from, to): (u64, u64),
+        moved: &MovedSubvolume<'_>,
+    ) -> Result<(), ChangeError> {
+        let MovedSubvolume { id, place, index } = *moved;
+        changes.delete(Key::new(from, ItemType::ROOT_REF, id));
+        changes.delete(Key::new(id, ItemType::ROOT_BACKREF, from));
+        let entry =
+            Entry { parent: to, directory: place.directory, index, name: place.name, items: &ItemChanges::new() };
+        for (key, change) in self.entry_in_roots(id, &entry)? {
+            if let ItemChange::Insert(data) = change {
+                changes.insert(key, data);
+            }
+        }
+        Ok(())
+    }
+
+    /// The subvolume that is mounted if nothing else is named: that of the entry `default` of the root tree, or the
+    /// first one.
+    ///
+    /// # Errors
+    /// If a node of the root tree is not in memory.
+    pub fn default_subvolume(&self) -> Result<u64, ChangeError> {
+        let roots = self.view(objectid::ROOT_TREE)?;
+        let first = Key::new(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, 0);
+        let Some((key, data)) = roots.first(first..=Key { offset: u64::MAX, ..first })? else {
+            return Ok(objectid::FS_TREE);
+        };
+        let Ok(Item::DirItems(entries)) = Item::decode(key, data) else { return Err(ChangeError::Item(key)) };
+        let default = entries.iter().find(|entry| entry.name == b"default");
+        Ok(default.map_or(objectid::FS_TREE, |entry| entry.location.objectid))
     }
 
     /// The place of a subvolume: the subvolume and directory that it is in, and the index and name of its entry.
@@ -203,12 +341,7 @@ impl Transaction {
         if let Some((key, _)) = roots.first(below)? {
             return Err(SubvolumeError::HasSubvolume(key.offset).into());
         }
-        let default = Key::new(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, 0);
-        let defaults = default..=Key::new(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, u64::MAX);
-        if let Some((key, data)) = roots.first(defaults)?
-            && let Ok(Item::DirItems(entries)) = Item::decode(key, data)
-            && entries.iter().any(|entry| entry.location.objectid == id)
-        {
+        if id == objectid::FS_TREE || self.default_subvolume()? == id {
             return Err(SubvolumeError::IsDefault.into());
         }
         Ok(())
@@ -255,6 +388,11 @@ impl Transaction {
         left.extend(is_new.then_some(id));
         Ok(Some((key, (true, left.iter().flat_map(|id| id.to_le_bytes()).collect()))))
     }
+}
+
+/// The trees that a change changes, and how many changes each has.
+fn counts(change: &Change) -> impl Iterator<Item = (u64, u64)> {
+    change.items.iter().map(|(tree, items)| (*tree, items.len() as u64))
 }
 
 /// Adds a change of an item that was there or not; without data it goes.

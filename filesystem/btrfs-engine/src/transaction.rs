@@ -409,10 +409,28 @@ impl Transaction {
     /// # Errors
     /// If there is none, or a node of the free space tree is not in memory.
     pub fn prepare_nodes(&mut self, id: u64, changes: u64) -> Result<(), ChangeError> {
+        self.prepare(use_of(id), self.nodes_of_changes(id, changes))
+    }
+
+    /// As [`Transaction::prepare_nodes`], for changes of several trees that are made together, none of which is the chunk
+    /// tree, and some more nodes.
+    ///
+    /// # Errors
+    /// If there is no space, or a node of the free space tree is not in memory.
+    pub fn prepare_trees(
+        &mut self,
+        changes: impl IntoIterator<Item = (u64, u64)>,
+        more: u64,
+    ) -> Result<(), ChangeError> {
+        let nodes = changes.into_iter().map(|(id, changes)| self.nodes_of_changes(id, changes));
+        let nodes = nodes.fold(more, u64::saturating_add);
+        self.prepare(Use::Metadata, nodes)
+    }
+
+    /// Each change may copy the path to its leaf, and split it.
+    fn nodes_of_changes(&self, id: u64, changes: u64) -> u64 {
         let height = u64::from(self.root(id).map_or(0, |root| root.level)) + 1;
-        // Each change may copy the path to its leaf, and split it.
-        let nodes = changes.saturating_mul(2 * height + 2);
-        self.prepare(use_of(id), nodes)
+        changes.saturating_mul(2 * height + 2)
     }
 
     /// Sees to it that a number of nodes can be allocated.

@@ -29,6 +29,17 @@ pub enum Renamed {
     Exchanged,
 }
 
+/// A subvolume whose entry moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MovedSubvolume<'a> {
+    /// The subvolume.
+    pub id: u64,
+    /// The directory and name of its entry now.
+    pub place: Place<'a>,
+    /// The index of its entry now.
+    pub index: u64,
+}
+
 impl<V: Items> Plan<'_, V> {
     /// Renames a file of any type, within the subvolume.
     ///
@@ -67,6 +78,122 @@ impl<V: Items> Plan<'_, V> {
                 }
             }
         })
+    }
+
+    /// Renames within the subvolume where an entry leads to a subvolume: the old one, the new one, or both. `indices` are
+    /// those that the root tree has for the places of subvolumes. An entry without one is left in a snapshot of a
+    /// subvolume that is elsewhere: it is replaced as an empty directory, and does not move. Returns the subvolumes that
+    /// moved, whose places in the root tree the caller changes.
+    ///
+    /// # Errors
+    /// As for [`Plan::rename`]; [`PlanError::NotEmpty`] also for a subvolume that would be replaced.
+    pub fn rename_subvolumes<'p>(
+        &mut self,
+        from: Place<'p>,
+        to: Place<'p>,
+        mode: RenameMode,
+        indices: &[(Place<'_>, u64)],
+    ) -> Result<(Renamed, Vec<MovedSubvolume<'p>>), PlanError> {
+        check_name(to.name)?;
+        let index_of = |place: Place<'_>| indices.iter().find(|(at, _)| *at == place).map(|(_, index)| *index);
+        self.attempt(|plan| {
+            let source = plan.used_place(from)?;
+            plan.directory(to.directory, false)?;
+            let target = plan.lookup(to.directory, to.name)?;
+            match (target, mode) {
+                (Some(_), RenameMode::NoReplace) => return Err(PlanError::Exists),
+                (None, RenameMode::Exchange) => return Err(PlanError::NotFound),
+                (Some(target), _) if target.target == source.target => return Ok((Renamed::Same, Vec::new())),
+                _ => {}
+            }
+            plan.check_movable(source, from, to, index_of(from))?;
+            plan.reserve_index(from)?;
+            plan.reserve_index(to)?;
+            let mut replaced = None;
+            match target {
+                None => {}
+                Some(target) => {
+                    plan.directory(to.directory, true)?;
+                    if mode == RenameMode::Exchange {
+                        plan.check_movable(target, to, from, index_of(to))?;
+                        plan.take_entry(from, source, index_of(from))?;
+                        plan.take_entry(to, target, index_of(to))?;
+                        let mut moved = plan.put_entry(to, source)?;
+                        moved.extend(plan.put_entry(from, target)?);
+                        return Ok((Renamed::Exchanged, moved));
+                    }
+                    replaced = plan.remove_replaced(source, to, target, index_of(to))?;
+                }
+            }
+            plan.take_entry(from, source, index_of(from))?;
+            let moved = plan.put_entry(to, source)?;
+            Ok((Renamed::Moved(replaced), moved))
+        })
+    }
+
+    /// Refuses to move what is left of a subvolume in a snapshot, and a directory below itself.
+    fn check_movable(
+        &self,
+        entry: DirectoryEntry,
+        from: Place<'_>,
+        to: Place<'_>,
+        index: Option<u64>,
+    ) -> Result<(), PlanError> {
+        match entry.target {
+            Target::Subvolume(_) if index.is_none() => Err(PlanError::NotEmpty),
+            Target::Subvolume(_) => Ok(()),
+            Target::Inode(_) => {
+                let (ino, kind) = self.target_inode(from, entry)?;
+                self.check_not_below(ino, kind, from, to)
+            }
+        }
+    }
+
+    /// Removes an entry that a directory or a subvolume replaces, or that is left of a subvolume.
+    fn remove_replaced(
+        &mut self,
+        source: DirectoryEntry,
+        to: Place<'_>,
+        target: DirectoryEntry,
+        index: Option<u64>,
+    ) -> Result<Option<Unlinked>, PlanError> {
+        match (source.kind, target.kind) {
+            (FileType::Directory, FileType::Directory) => {}
+            (FileType::Directory, _) => return Err(PlanError::NotADirectory),
+            _ => return Err(PlanError::IsADirectory),
+        }
+        match target.target {
+            Target::Subvolume(_) if index.is_some() => Err(PlanError::NotEmpty),
+            Target::Subvolume(_) => self.remove_subvolume_entry(to, None).map(|_| None),
+            Target::Inode(_) => {
+                let (old, _) = self.target_inode(to, target)?;
+                if self.has_entries(old)? {
+                    return Err(PlanError::NotEmpty);
+                }
+                self.remove_link(old, to).map(Some)
+            }
+        }
+    }
+
+    fn take_entry(&mut self, place: Place<'_>, entry: DirectoryEntry, index: Option<u64>) -> Result<(), PlanError> {
+        match entry.target {
+            Target::Inode(ino) => self.remove_name(ino, place),
+            Target::Subvolume(_) => self.remove_subvolume_entry(place, index).map(drop),
+        }
+    }
+
+    fn put_entry<'p>(&mut self, place: Place<'p>, entry: DirectoryEntry) -> Result<Vec<MovedSubvolume<'p>>, PlanError> {
+        match entry.target {
+            Target::Inode(ino) => {
+                self.add_name(place, entry)?;
+                self.mark_renamed(ino)?;
+                Ok(Vec::new())
+            }
+            Target::Subvolume(id) => {
+                let index = self.add_subvolume_entry(place, id)?;
+                Ok(vec![MovedSubvolume { id, place, index }])
+            }
+        }
     }
 
     /// Refuses to move a directory into itself or below.

@@ -65,7 +65,7 @@ fn delete(engine: &Engine, id: u64) {
         let (parent, directory, index, name) = transaction.place_of(id)?;
         let (_, items) = plan_entry(transaction, parent, std::str::from_utf8(&name).unwrap(), None)?;
         let entry = Entry { parent, directory, index, name: &name, items: &items };
-        transaction.delete_subvolume(id, &entry)
+        transaction.delete_subvolume(id, &entry, time())
     });
     block_on(deleted).unwrap();
 }

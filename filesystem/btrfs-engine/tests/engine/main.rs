@@ -9,3 +9,6 @@ mod crash;
 mod disks;
 mod drop;
 mod items;
+mod names;
+mod scan;
+mod subvolumes;

@@ -1,0 +1,265 @@
+//! Operations on names and inodes of subvolumes, as a filesystem offers them to programs: each is planned, and applied in
+//! one step.
+//!
+//! Invariants:
+//! - An operation is atomic: it is a whole part of one transaction, or it changed nothing.
+//! - A subvolume is opened by the first operation on it. One that is deleted has no operations, and one that is read-only
+//!   none that changes it ([`SubvolumeError`](crate::subvolumes::SubvolumeError)).
+//! - Orphans that an earlier mount left, or that a snapshot has from its source, are deleted before the first change of a
+//!   subvolume. Nobody can use them, as they have no names. Those that come later may be in use: only
+//!   [`Engine::release`] deletes them.
+//! - While the filesystem is open, an inode number is not used twice. Neither is an index of a directory, unless very many
+//!   directories are changed.
+//!
+//! Nothing here checks the permissions of a user ([`EngineError::errno`] has the number of each refusal).
+
+mod errno;
+mod read;
+mod release;
+mod rename;
+mod subvolumes;
+
+use std::collections::{BTreeSet, HashMap};
+
+use sealblock_btrfs_format::items::inode::{InodeFlags, InodeItem, Timespec};
+
+use crate::change::Change;
+use crate::engine::{Engine, EngineError};
+use crate::inode::{AttributeChanges, Ownership};
+use crate::names::{NewFile, Place, Unlinked};
+use crate::nodes::Nodes;
+use crate::plan::{Plan, PlanContext, PlanError};
+use crate::subvolumes::Access;
+use crate::transaction::{ChangeError, Transaction};
+use crate::tree::TreeView;
+use crate::xattrs::XattrMode;
+
+pub use read::{DirectoryItem, Resolved, ResolvedEntry};
+pub use subvolumes::{NewSnapshot, SubvolumePlace};
+
+/// The maximum number of directories whose next index is remembered.
+const MAX_DIRECTORIES: usize = 1 << 16;
+
+/// A plan on the items of an open subvolume.
+pub(crate) type SubvolumePlan<'v> = Plan<'v, TreeView<'v, Nodes>>;
+
+/// What is remembered of subvolumes, beside their trees.
+#[derive(Default)]
+pub(crate) struct Numbers {
+    /// The next inode number of a subvolume.
+    inodes: HashMap<u64, u64>,
+    /// The next index of a directory of a subvolume.
+    indices: HashMap<(u64, u64), u64>,
+    /// Subvolumes whose orphans of earlier mounts are known.
+    recovered: BTreeSet<u64>,
+}
+
+impl Numbers {
+    /// Tells a plan the numbers that the items do not.
+    fn give(&self, root: u64, directories: &[u64], plan: &mut SubvolumePlan<'_>) {
+        self.inodes.get(&root).into_iter().for_each(|ino| plan.set_next_ino(*ino));
+        for directory in directories {
+            let next = self.indices.get(&(root, *directory));
+            next.into_iter().for_each(|index| plan.set_next_index(*directory, *index));
+        }
+    }
+
+    /// Remembers the numbers of a plan. It must have been applied: numbers of a plan that failed are not in use.
+    fn take(&mut self, root: u64, taken: Taken) {
+        if let Some(ino) = taken.ino {
+            self.inodes.insert(root, ino);
+        }
+        if self.indices.len() > MAX_DIRECTORIES {
+            self.indices.clear();
+        }
+        self.indices.extend(taken.indices.into_iter().map(|(directory, index)| ((root, directory), index)));
+    }
+
+    /// A subvolume is deleted.
+    fn forget(&mut self, root: u64) {
+        self.inodes.remove(&root);
+        self.indices.retain(|(of, _), _| *of != root);
+    }
+}
+
+/// The next numbers after a plan.
+struct Taken {
+    ino: Option<u64>,
+    indices: Vec<(u64, u64)>,
+}
+
+impl Taken {
+    fn of(plan: &SubvolumePlan<'_>) -> Taken {
+        Taken { ino: plan.next_ino(), indices: plan.next_index.iter().map(|(at, index)| (*at, *index)).collect() }
+    }
+}
+
+/// An operation on the files of one subvolume.
+struct Operation<'d> {
+    root: u64,
+    /// The time of the changes.
+    now: Timespec,
+    /// The directories that get entries.
+    directories: &'d [u64],
+    /// True if it frees more space than it uses.
+    frees_space: bool,
+}
+
+impl Engine {
+    /// Runs an operation that changes files of one subvolume.
+    async fn run_operation<T>(
+        &self,
+        operation: Operation<'_>,
+        mut plan_it: impl FnMut(&mut SubvolumePlan<'_>) -> Result<T, PlanError>,
+    ) -> Result<T, EngineError> {
+        let Operation { root, now, directories, frees_space } = operation;
+        self.recover_orphans(root).await?;
+        self.change(|transaction| {
+            transaction.open_subvolume(root, Access::Change)?;
+            let (result, taken, items) = transaction.plan(root, now, |plan| {
+                self.numbers.borrow().give(root, directories, plan);
+                let result = plan_it(plan)?;
+                Ok((result, Taken::of(plan), plan.changes().clone()))
+            })?;
+            if !items.is_empty() {
+                transaction.apply_change(&Change { frees_space, ..Change::of(root, items) })?;
+                transaction.mark_changed(root, now);
+            }
+            self.numbers.borrow_mut().take(root, taken);
+            Ok(result)
+        })
+        .await
+    }
+
+    /// Creates a file of any type, or a directory. Returns its inode number.
+    ///
+    /// # Errors
+    /// Those of [`Plan::create`], of the subvolume, and of the engine.
+    pub async fn create(
+        &self,
+        root: u64,
+        place: Place<'_>,
+        file: NewFile<'_>,
+        owner: &Ownership,
+        now: Timespec,
+    ) -> Result<u64, EngineError> {
+        let operation = Operation { root, now, directories: &[place.directory], frees_space: false };
+        self.run_operation(operation, |plan| plan.create(place, file, owner)).await
+    }
+
+    /// Creates a regular file without a name (O_TMPFILE), which inherits from a directory. It is to be released
+    /// ([`Engine::release`]) unless it gets a name.
+    ///
+    /// # Errors
+    /// Those of [`Plan::create_unnamed`], of the subvolume, and of the engine.
+    pub async fn create_unnamed(
+        &self,
+        root: u64,
+        directory: u64,
+        owner: &Ownership,
+        now: Timespec,
+    ) -> Result<u64, EngineError> {
+        let operation = Operation { root, now, directories: &[], frees_space: false };
+        self.run_operation(operation, |plan| plan.create_unnamed(directory, owner)).await
+    }
+
+    /// Gives a file another name.
+    ///
+    /// # Errors
+    /// Those of [`Plan::link`], of the subvolume, and of the engine.
+    pub async fn link(&self, root: u64, ino: u64, place: Place<'_>, now: Timespec) -> Result<(), EngineError> {
+        let operation = Operation { root, now, directories: &[place.directory], frees_space: false };
+        self.run_operation(operation, |plan| plan.link(ino, place)).await
+    }
+
+    /// Gives a file its first name that [`Engine::create_unnamed`] made. Whether it did is the caller's to know.
+    ///
+    /// # Errors
+    /// Those of [`Plan::link_unnamed`], of the subvolume, and of the engine.
+    pub async fn link_unnamed(&self, root: u64, ino: u64, place: Place<'_>, now: Timespec) -> Result<(), EngineError> {
+        let operation = Operation { root, now, directories: &[place.directory], frees_space: false };
+        self.run_operation(operation, |plan| plan.link_unnamed(ino, place)).await
+    }
+
+    /// Removes a name of a file that is not a directory. An inode that has none left is to be released
+    /// ([`Engine::release`]) when nobody uses it.
+    ///
+    /// # Errors
+    /// Those of [`Plan::unlink`], of the subvolume, and of the engine.
+    pub async fn unlink(&self, root: u64, place: Place<'_>, now: Timespec) -> Result<Unlinked, EngineError> {
+        let operation = Operation { root, now, directories: &[], frees_space: true };
+        self.run_operation(operation, |plan| plan.unlink(place)).await
+    }
+
+    /// Changes attributes of an inode.
+    ///
+    /// # Errors
+    /// Those of [`Plan::set_attributes`], of the subvolume, and of the engine.
+    pub async fn set_attributes(
+        &self,
+        root: u64,
+        ino: u64,
+        changes: &AttributeChanges,
+        now: Timespec,
+    ) -> Result<InodeItem, EngineError> {
+        let operation = Operation { root, now, directories: &[], frees_space: false };
+        self.run_operation(operation, |plan| plan.set_attributes(ino, changes)).await
+    }
+
+    /// Gives an inode these of the flags that programs can set.
+    ///
+    /// # Errors
+    /// Those of [`Plan::set_flags`], of the subvolume, and of the engine.
+    pub async fn set_flags(
+        &self,
+        root: u64,
+        ino: u64,
+        wanted: InodeFlags,
+        now: Timespec,
+    ) -> Result<InodeItem, EngineError> {
+        let operation = Operation { root, now, directories: &[], frees_space: false };
+        self.run_operation(operation, |plan| plan.set_flags(ino, wanted)).await
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// Those of [`Plan::set_xattr`], of the subvolume, and of the engine.
+    pub async fn set_xattr(
+        &self,
+        root: u64,
+        ino: u64,
+        (name, value): (&[u8], &[u8]),
+        mode: XattrMode,
+        now: Timespec,
+    ) -> Result<(), EngineError> {
+        let operation = Operation { root, now, directories: &[], frees_space: false };
+        self.run_operation(operation, |plan| plan.set_xattr(ino, name, value, mode)).await
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// Those of [`Plan::remove_xattr`], of the subvolume, and of the engine.
+    pub async fn remove_xattr(&self, root: u64, ino: u64, name: &[u8], now: Timespec) -> Result<(), EngineError> {
+        let operation = Operation { root, now, directories: &[], frees_space: true };
+        self.run_operation(operation, |plan| plan.remove_xattr(ino, name)).await
+    }
+}
+
+impl Transaction {
+    /// Plans with the items of an open subvolume.
+    ///
+    /// # Errors
+    /// Those of the plan.
+    pub(crate) fn plan<T>(
+        &self,
+        root: u64,
+        now: Timespec,
+        plan_it: impl FnOnce(&mut SubvolumePlan<'_>) -> Result<T, PlanError>,
+    ) -> Result<T, ChangeError> {
+        let (view, geometry) = (self.view(root)?, *self.geometry());
+        let mut plan = Plan::new(&view, PlanContext { geometry: &geometry, generation: self.generation(), now });
+        Ok(plan_it(&mut plan)?)
+    }
+}
