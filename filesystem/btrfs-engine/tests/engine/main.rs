@@ -8,6 +8,7 @@ mod commits;
 mod crash;
 mod disks;
 mod drop;
+mod faults;
 mod items;
 mod names;
 mod scan;
