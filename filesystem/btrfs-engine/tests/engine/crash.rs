@@ -6,13 +6,16 @@ use sealblock_btrfs::check::{CheckOptions, check};
 use sealblock_btrfs::verify::Unwatched;
 use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
 use sealblock_btrfs_engine::change::Change;
+use sealblock_btrfs_engine::drop::Dropped;
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
 use sealblock_btrfs_format::key::objectid;
 use sealblock_btrfs_format::superblock::COPY_OFFSETS;
+use sealblock_proofs_btrfs_images::programs::{Loops, Mount, run};
 use sealblock_recorder::{CrashOptions, CrashState, CrashStates, Image, Options, Recorder};
 use sealblock_units::BlockSize;
 
 use crate::disks::Disks;
+use crate::drop;
 use crate::items::Attributes;
 
 fn candidates(devices: Vec<sealblock_block::DynDevice>) -> Vec<Candidate> {
@@ -46,12 +49,26 @@ fn record(images: Vec<Image>, seed: u64, rounds: usize) -> Recorder {
     let engine = block_on(Engine::open(&opened, EngineOptions::default())).unwrap();
     recorder.mark(format!("commit {}", engine.durable_generation()));
     let mut attributes = Attributes::new(seed);
-    for _ in 0..rounds {
-        for _ in 0..attributes.random.usize(1..60) {
+    let (mut snapshots, mut dying) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        for index in 0..attributes.random.usize(1..60) {
             let changes = attributes.change(500);
             let change = Change::of(objectid::FS_TREE, changes);
             block_on(engine.change(|transaction| transaction.apply_change(&change))).unwrap();
+            if index == 20 {
+                snapshots.push(drop::snapshot(&engine, objectid::FS_TREE, &format!("{seed} {round}")));
+            }
         }
+        if round % 2 == 1 && !snapshots.is_empty() {
+            let id = snapshots.remove(0);
+            drop::delete(&engine, id);
+            dying.push(id);
+        }
+        dying.retain(|id| {
+            // Some steps in each transaction.
+            let mut steps = (0..3).map(|_| block_on(engine.change(|transaction| transaction.drop_step(*id))).unwrap());
+            steps.all(|step| step == Dropped::Some)
+        });
         let generation = block_on(engine.commit()).unwrap();
         recorder.mark(format!("commit {generation}"));
     }
@@ -74,7 +91,7 @@ fn every_state_after_a_power_cut_is_whole() {
         let images: Vec<Image> =
             disks.images.iter().map(|image| Image::load(image, BlockSize::B4096).unwrap()).collect();
         let first = disks.open().superblock().generation.get();
-        let recorder = record(images, 1, 4);
+        let recorder = record(images, 1, 8);
         let states = CrashStates::new(recorder.log(), &crash_options(1, limit));
         println!("{devices} devices {options:?}: {} states", states.len());
         assert!(states.len() > 100);
@@ -100,5 +117,32 @@ fn every_state_after_two_power_cuts_is_whole() {
             count += second.len();
         }
         println!("{devices} devices {options:?}: {count} states");
+    }
+}
+
+/// Linux mounts by the first superblock alone, so here none is torn.
+#[test]
+fn some_states_are_checked_and_mounted_by_other_programs() {
+    for (devices, options) in [(1, &["-m", "dup"][..]), (2, &["-m", "raid1", "-d", "raid1", "-n", "4096"])] {
+        let Some(disks) = Disks::make(devices, 128, options) else { return };
+        let images: Vec<Image> =
+            disks.images.iter().map(|image| Image::load(image, BlockSize::B4096).unwrap()).collect();
+        let options = CrashOptions { atomic_superblocks: true, ..crash_options(7, 8) };
+        let states = CrashStates::new(record(images, 7, 6).log(), &options);
+        for state in states.iter() {
+            for (image, path) in state.images.iter().zip(&disks.images) {
+                image.save(path).unwrap();
+            }
+            let loops = Loops::attach(&disks.images, true).unwrap();
+            let checked = run("btrfs", ["check", "--readonly", &loops.devices()[0]]);
+            assert!(checked.is_ok(), "state {} {:?}: {}", state.index, state.survivors(), checked.unwrap_err());
+            std::mem::drop(loops);
+            let mount = Mount::new(&disks.images, "noatime").unwrap();
+            std::fs::write(mount.path("of the kernel"), vec![1; 100_000]).unwrap();
+            mount.sync().unwrap();
+            let scrubbed = run("btrfs", ["scrub", "start", "-B", mount.path("").to_str().unwrap()]).unwrap();
+            assert!(scrubbed.contains("no errors found"), "state {} {:?}: {scrubbed}", state.index, state.survivors());
+            mount.unmount().unwrap();
+        }
     }
 }

@@ -45,7 +45,8 @@ fn plan_entry(
     Ok((index, plan.into_changes()))
 }
 
-fn snapshot(engine: &Engine, source: u64, name: &str) -> u64 {
+/// Makes a snapshot in the top directory of the first subvolume.
+pub fn snapshot(engine: &Engine, source: u64, name: &str) -> u64 {
     let made = engine.change(|transaction| {
         transaction.open_tree(source)?;
         let id = transaction.next_subvolume()?;
@@ -59,7 +60,8 @@ fn snapshot(engine: &Engine, source: u64, name: &str) -> u64 {
     block_on(made).unwrap()
 }
 
-fn delete(engine: &Engine, id: u64) {
+/// Deletes a subvolume, whose nodes stay.
+pub fn delete(engine: &Engine, id: u64) {
     let deleted = engine.change(|transaction| {
         transaction.open_tree(id)?;
         let (parent, directory, index, name) = transaction.place_of(id)?;
