@@ -67,16 +67,20 @@ pub enum EngineError {
 pub struct EngineOptions {
     /// The memory for nodes that were read, in bytes.
     pub cache_bytes: usize,
+    /// True if the devices are told what becomes free, so that they can use the space. A commit then takes until they have
+    /// done it.
+    pub discards: bool,
 }
 
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
-        EngineOptions { cache_bytes: sealblock_btrfs::nodes::DEFAULT_CACHE_BYTES }
+        EngineOptions { cache_bytes: sealblock_btrfs::nodes::DEFAULT_CACHE_BYTES, discards: false }
     }
 }
 
 /// A filesystem that is open for writing.
 pub struct Engine {
+    options: EngineOptions,
     devices: Rc<DeviceSet>,
     transaction: RefCell<Transaction>,
     /// Devices on which a write failed.
@@ -110,6 +114,7 @@ impl Engine {
         let mut transaction = Transaction::new(&superblock, geometry, chunks, uuid, options.cache_bytes);
         opened.add_groups(&mut transaction, &storage);
         let engine = Engine {
+            options,
             devices: Rc::clone(&storage.devices),
             transaction: RefCell::new(transaction),
             failed: RefCell::default(),
@@ -382,6 +387,11 @@ impl Engine {
         *self.supers.borrow_mut() =
             items.iter().filter(is_written).map(|item| (item.devid.get(), generation)).collect();
         self.durable.set(generation);
+        if self.options.discards {
+            // A device runs requests in any order. So what is discarded is free only when that is done, or the discard
+            // would take what was written there next.
+            storage.discard(&pinned).await;
+        }
         let transaction = &mut *self.transaction.borrow_mut();
         transaction.nodes.thaw();
         transaction.chunks.settle_removed(&removed);

@@ -8,6 +8,9 @@
 //! - Of the superblocks, the first copies are written to all devices before any other copy ([`DeviceSet::write_supers`]).
 //!   Linux mounts by the first copy alone.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{Device as _, Durability, DynDevice, Request};
@@ -25,6 +28,8 @@ use crate::superblocks::extent_of;
 
 /// The number of requests that are in flight for one write.
 const IN_FLIGHT: usize = 64;
+/// The number of extents of one Discard.
+const DISCARDED_AT_ONCE: usize = 64;
 
 impl Storage {
     /// Writes whole sectors to every copy of a logical range. Returns the copies that failed.
@@ -48,6 +53,50 @@ impl Storage {
         let failed = stream::iter(writes).map(write).buffer_unordered(IN_FLIGHT);
         Ok(failed.filter_map(|bad| async { bad }).collect().await)
     }
+}
+
+impl Storage {
+    /// Discards logical ranges of which nothing is used any more, in all their copies. What a device cannot discard stays.
+    /// Returns when nothing of it is in flight any more.
+    pub async fn discard(&self, ranges: &[Range<u64>]) {
+        let mut places: BTreeMap<u64, Vec<(u64, u64)>> = BTreeMap::new();
+        for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                let Ok(located) = self.map.locate(at, range.end - at) else { break };
+                for place in located.copies.iter().filter(|_| located.row.is_none()) {
+                    places.entry(place.devid).or_default().push((place.offset, located.bytes));
+                }
+                at += located.bytes;
+            }
+        }
+        let requests = places.into_iter().flat_map(|(devid, mut places)| {
+            places.sort_unstable();
+            let joined = join_ranges(places);
+            joined.chunks(DISCARDED_AT_ONCE).map(|some| (devid, some.to_vec())).collect::<Vec<_>>()
+        });
+        stream::iter(requests).for_each_concurrent(IN_FLIGHT, |(devid, places)| self.discard_on(devid, places)).await;
+    }
+
+    async fn discard_on(&self, devid: u64, places: Vec<(u64, u64)>) {
+        let Some(device) = self.devices.get(devid) else { return };
+        let extents = places.iter().filter_map(|(offset, bytes)| extent_of(&device.device, *offset, *bytes));
+        if let Err(error) = device.device.execute(Request::discard(extents)).await {
+            tracing::debug!(devid, %error, "a device does not discard");
+        }
+    }
+}
+
+/// Joins sorted ranges that touch each other.
+fn join_ranges(ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for (offset, bytes) in ranges {
+        match joined.last_mut() {
+            Some((start, length)) if *start + *length == offset => *length += bytes,
+            _ => joined.push((offset, bytes)),
+        }
+    }
+    joined
 }
 
 impl DeviceSet {

@@ -2,6 +2,7 @@
 //! was durable or of the one that was being committed.
 
 use futures_executor::block_on;
+use sealblock_block::RequestKind;
 use sealblock_btrfs::check::{CheckOptions, check};
 use sealblock_btrfs::verify::Unwatched;
 use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
@@ -11,7 +12,7 @@ use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
 use sealblock_btrfs_format::key::objectid;
 use sealblock_btrfs_format::superblock::COPY_OFFSETS;
 use sealblock_proofs_btrfs_images::programs::{Loops, Mount, run};
-use sealblock_recorder::{CrashOptions, CrashState, CrashStates, Image, Options, Recorder};
+use sealblock_recorder::{CrashOptions, CrashState, CrashStates, Discarded, Image, Options, Recorder};
 use sealblock_units::BlockSize;
 
 use crate::disks::Disks;
@@ -44,9 +45,14 @@ fn assert_whole(state: &CrashState, first: u64) {
 
 /// Runs changes with a commit after each round, and returns what the devices saw.
 fn record(images: Vec<Image>, seed: u64, rounds: usize) -> Recorder {
-    let recorder = Recorder::new(images, Options { seed, ..Options::default() });
+    record_with(images, Options { seed, ..Options::default() }, EngineOptions::default(), rounds)
+}
+
+fn record_with(images: Vec<Image>, options: Options, engine: EngineOptions, rounds: usize) -> Recorder {
+    let seed = options.seed;
+    let recorder = Recorder::new(images, options);
     let opened = block_on(Filesystem::open(candidates(recorder.devices()), OpenOptions::default())).unwrap();
-    let engine = block_on(Engine::open(&opened, EngineOptions::default())).unwrap();
+    let engine = block_on(Engine::open(&opened, engine)).unwrap();
     recorder.mark(format!("commit {}", engine.durable_generation()));
     let mut attributes = Attributes::new(seed);
     let (mut snapshots, mut dying) = (Vec::new(), Vec::new());
@@ -117,6 +123,26 @@ fn every_state_after_two_power_cuts_is_whole() {
             count += second.len();
         }
         println!("{devices} devices {options:?}: {count} states");
+    }
+}
+
+/// A discard that a device runs late must not take what was written to its place since.
+#[test]
+fn discards_that_are_late_take_nothing() {
+    for (devices, options) in [(1, &["-m", "single"][..]), (4, &["-m", "raid10"])] {
+        let Some(disks) = Disks::make(devices, 256, options) else { return };
+        let images: Vec<Image> =
+            disks.images.iter().map(|image| Image::load(image, BlockSize::B4096).unwrap()).collect();
+        let first = disks.open().superblock().generation.get();
+        for discarded in [Discarded::Zeroes, Discarded::Garbage] {
+            let options = Options { seed: 9, discard_delay: 3, discarded, ..Options::default() };
+            let engine = EngineOptions { discards: true, ..EngineOptions::default() };
+            let recorder = record_with(images.clone(), options, engine, 6);
+            let count = recorder.log().requests().iter().filter(|one| one.kind == RequestKind::Discard).count();
+            assert!(count > 0);
+            let states = CrashStates::new(recorder.log(), &crash_options(9, 150));
+            states.iter().for_each(|state| assert_whole(&state, first));
+        }
     }
 }
 
