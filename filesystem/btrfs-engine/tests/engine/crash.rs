@@ -89,6 +89,8 @@ fn crash_options(seed: u64, limit: usize) -> CrashOptions {
 fn every_state_after_a_power_cut_is_whole() {
     for (devices, options, limit) in [
         (1, &["-m", "single"][..], 500),
+        // So few nodes that their places are used again soon.
+        (1, &["-m", "single", "-n", "65536"], 500),
         (1, &["-m", "dup", "-n", "4096"], 500),
         (2, &["-m", "raid1"], 500),
         (3, &["-m", "raid1c3", "-d", "raid0"], 300),
@@ -97,7 +99,7 @@ fn every_state_after_a_power_cut_is_whole() {
         let images: Vec<Image> =
             disks.images.iter().map(|image| Image::load(image, BlockSize::B4096).unwrap()).collect();
         let first = disks.open().superblock().generation.get();
-        let recorder = record(images, 1, 8);
+        let recorder = record(images, 1, 12);
         let states = CrashStates::new(recorder.log(), &crash_options(1, limit));
         println!("{devices} devices {options:?}: {} states", states.len());
         assert!(states.len() > 100);
@@ -129,7 +131,8 @@ fn every_state_after_two_power_cuts_is_whole() {
 /// A discard that a device runs late must not take what was written to its place since.
 #[test]
 fn discards_that_are_late_take_nothing() {
-    for (devices, options) in [(1, &["-m", "single"][..]), (4, &["-m", "raid10"])] {
+    // So few nodes that their places are used again soon.
+    for (devices, options) in [(1, &["-m", "single", "-n", "65536"][..]), (4, &["-m", "raid10", "-n", "65536"])] {
         let Some(disks) = Disks::make(devices, 256, options) else { return };
         let images: Vec<Image> =
             disks.images.iter().map(|image| Image::load(image, BlockSize::B4096).unwrap()).collect();
@@ -137,13 +140,61 @@ fn discards_that_are_late_take_nothing() {
         for discarded in [Discarded::Zeroes, Discarded::Garbage] {
             let options = Options { seed: 9, discard_delay: 3, discarded, ..Options::default() };
             let engine = EngineOptions { discards: true, ..EngineOptions::default() };
-            let recorder = record_with(images.clone(), options, engine, 6);
+            let recorder = record_with(images.clone(), options, engine, 12);
             let count = recorder.log().requests().iter().filter(|one| one.kind == RequestKind::Discard).count();
             assert!(count > 0);
             let states = CrashStates::new(recorder.log(), &crash_options(9, 150));
             states.iter().for_each(|state| assert_whole(&state, first));
         }
     }
+}
+
+/// A mount wrote nodes and was cut off before its superblock. The next one writes other nodes to the same places, and one
+/// of these writes is lost: what lies there is a valid node of the transaction that never was. It is no part of this one.
+#[test]
+fn what_a_lost_write_leaves_of_a_lost_transaction_is_found() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    let base = Image::load(&disks.images[0], BlockSize::B4096).unwrap();
+    let cut_off = {
+        // All but the superblock of the second transaction, whose first one was empty.
+        let opened = record(vec![base.clone()], 11, 0).images().remove(0);
+        let mut image = record(vec![base], 11, 1).images().remove(0);
+        for offset in &COPY_OFFSETS[..2] {
+            let mut superblock = vec![0; 4096];
+            opened.read(*offset, &mut superblock);
+            image.write(*offset, &superblock);
+        }
+        image
+    };
+    // The opening of the next mount is where both have the same places.
+    let again = record(vec![cut_off.clone()], 12, 0);
+    let is_found = |image: &Image| {
+        let devices = vec![image.device("lost write")];
+        match block_on(Filesystem::open(candidates(devices), OpenOptions::default())) {
+            Err(_) => true,
+            Ok(opened) => block_on(check(&opened, CheckOptions::default(), &Unwatched)).finding_count > 0,
+        }
+    };
+    let mut lost = 0;
+    for request in again.log().requests().iter().filter(|one| one.kind == RequestKind::Write) {
+        let (mut image, mut damaged) = (again.images().remove(0), again.images().remove(0));
+        for range in request.pieces.iter().map(|piece| piece.range()) {
+            let mut before = vec![0; (range.end - range.start) as usize];
+            damaged.write(range.start, &vec![0xff; before.len()]);
+            cut_off.read(range.start, &mut before);
+            image.write(range.start, &before);
+        }
+        let is_superblock = request.pieces.iter().any(|piece| COPY_OFFSETS.contains(&piece.offset));
+        let is_same = image.has_same_content(&again.images()[0]);
+        // What is replaced later in the same mount is no part of the filesystem, and damage to it does not matter.
+        if is_superblock || is_same || !is_found(&damaged) {
+            continue;
+        }
+        assert!(is_found(&image), "the lost write of {:?} is not found", request.pieces[0].range());
+        lost += 1;
+    }
+    println!("{lost} lost writes are found");
+    assert!(lost > 2);
 }
 
 /// Linux mounts by the first superblock alone, so here none is torn.
