@@ -182,11 +182,7 @@ impl<V: Items> Plan<'_, V> {
         }
     }
 
-    fn put_entry<'p>(
-        &mut self,
-        place: Place<'p>,
-        entry: DirectoryEntry,
-    ) -> Result<Vec<MovedSubvolume<'p>>, PlanError> {
+    fn put_entry<'p>(&mut self, place: Place<'p>, entry: DirectoryEntry) -> Result<Vec<MovedSubvolume<'p>>, PlanError> {
         match entry.target {
             Target::Inode(ino) => {
                 self.add_name(place, entry)?;

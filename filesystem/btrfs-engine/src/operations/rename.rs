@@ -137,9 +137,8 @@ impl Engine {
         self.change(|transaction| {
             transaction.open_subvolume(from.0, Access::Change)?;
             transaction.open_subvolume(to.0, Access::Change)?;
-            let entry = transaction.plan(from.0, now, |plan| {
-                plan.lookup(from.1.directory, from.1.name)?.ok_or(PlanError::NotFound)
-            })?;
+            let entry = transaction
+                .plan(from.0, now, |plan| plan.lookup(from.1.directory, from.1.name)?.ok_or(PlanError::NotFound))?;
             let Target::Subvolume(id) = entry.target else { return Err(SubvolumeError::Crossing.into()) };
             let index = transaction.index_of_subvolume(id, from.0, from.1)?.ok_or(PlanError::NotEmpty)?;
             transaction.check_not_within(to.0, id)?;

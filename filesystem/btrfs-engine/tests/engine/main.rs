@@ -8,5 +8,6 @@ mod commits;
 mod disks;
 mod items;
 mod names;
+mod releases;
 mod scan;
 mod subvolumes;
