@@ -115,12 +115,14 @@ pub fn children(node: &Node, by: By) -> Result<Vec<(u64, ExtentRef)>, TreeError>
 }
 
 impl Editor<'_> {
-    /// True if several trees have a node that may be shared.
+    /// True if other trees have a node that may be shared, or if its children are referred to by node: then a copy of it
+    /// changes their references, and it must not be changed in place even if no other tree has it any more.
     ///
     /// # Errors
     /// If a node of the extent tree is not in memory.
     pub fn is_shared(&self, bytenr: u64) -> Result<bool, TreeError> {
-        Ok(refs_of(bytenr, &self.extents, self.nodes, self.refs)?.0 > 1)
+        let (refs, flags) = refs_of(bytenr, &self.extents, self.nodes, self.refs)?;
+        Ok(refs > 1 || flags.contains(ExtentFlags::FULL_BACKREF))
     }
 
     /// True if a node, which is in memory, may be shared.

@@ -596,8 +596,8 @@ impl NodeMap for Editor<'_> {
         self.nodes.is_dirty(bytenr) && !is_shared()
     }
 
-    fn can_copy(&self, bytenr: u64) -> bool {
-        !self.may_share(bytenr) || self.is_shared(bytenr).is_ok()
+    fn can_join(&self, bytenr: u64) -> bool {
+        !self.may_share(bytenr) || self.is_shared(bytenr) == Ok(false)
     }
 
     fn drop_ref(&mut self, bytenr: u64) -> Result<(), TreeError> {

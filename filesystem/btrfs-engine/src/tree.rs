@@ -89,8 +89,9 @@ pub trait NodeMap: NodeSource {
     /// in memory, and is changed in place.
     fn is_own(&self, bytenr: u64) -> bool;
 
-    /// True if all is in memory that is needed to copy the node, which is in memory itself.
-    fn can_copy(&self, bytenr: u64) -> bool;
+    /// True if a node, which is in memory, may be joined with another one: nothing else is needed in memory to copy it,
+    /// and no references of its children change, for which no space was reserved.
+    fn can_join(&self, bytenr: u64) -> bool;
 
     /// A node was copied: the tree has the new one in its place. `is_root`: as its root.
     ///
@@ -612,7 +613,7 @@ impl Tree {
             }
             let at = |slot| pointer(nodes, Step { slot, ..parent }).map(|one| one.blockptr.get());
             let (first, second) = (at(left)?, at(left + 1)?);
-            let is_there = |bytenr| nodes.get(bytenr).is_some() && nodes.can_copy(bytenr);
+            let is_there = |bytenr| nodes.get(bytenr).is_some() && nodes.can_join(bytenr);
             let fits = match (is_there(first), is_there(second)) {
                 (true, true) => fit_together(&read(nodes, first)?, &read(nodes, second)?),
                 _ => false,
@@ -635,7 +636,7 @@ impl Tree {
         while self.root.level > 0 && count(nodes, self.root.bytenr)? == 1 {
             let root = Step { bytenr: self.root.bytenr, slot: 0 };
             let child = pointer(nodes, root)?.blockptr.get();
-            if nodes.get(child).is_none() || !nodes.can_copy(child) {
+            if nodes.get(child).is_none() || !nodes.can_join(child) {
                 return Ok(());
             }
             let child = self.copy_child(nodes, root)?;

@@ -43,7 +43,7 @@ impl NodeMap for Nodes {
         self.dirty.contains(&bytenr)
     }
 
-    fn can_copy(&self, _bytenr: u64) -> bool {
+    fn can_join(&self, _bytenr: u64) -> bool {
         true
     }
 

@@ -11,5 +11,6 @@ mod drop;
 mod faults;
 mod items;
 mod names;
+mod releases;
 mod scan;
 mod subvolumes;

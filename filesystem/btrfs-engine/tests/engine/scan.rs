@@ -15,6 +15,15 @@ pub const TOP: u64 = 256;
 
 /// All that is below the top of a subvolume, also in others. Files have no content.
 pub fn scan(engine: &Engine, root: u64) -> Manifest {
+    scan_some(engine, root, true)
+}
+
+/// All that is in a subvolume, without the entries of others.
+pub fn scan_alone(engine: &Engine, root: u64) -> Manifest {
+    scan_some(engine, root, false)
+}
+
+fn scan_some(engine: &Engine, root: u64, with_others: bool) -> Manifest {
     let (mut found, mut first_names) = (Manifest::default(), BTreeMap::new());
     let mut pending = vec![(Vec::new(), Some((root, TOP)))];
     while let Some((path, at)) = pending.pop() {
@@ -26,7 +35,8 @@ pub fn scan(engine: &Engine, root: u64) -> Manifest {
         let entry = entry(engine, (root, ino), &inode);
         if entry.kind == Kind::Directory {
             let prefix = if path.is_empty() { Vec::new() } else { [&path[..], b"/"].concat() };
-            for (name, at) in entries(engine, root, ino) {
+            let is_wanted = |at: &Option<(u64, u64)>| with_others || at.is_some_and(|(of, _)| of == root);
+            for (name, at) in entries(engine, root, ino).into_iter().filter(|(_, at)| is_wanted(at)) {
                 pending.push(([&prefix[..], &name].concat(), at));
             }
         } else {
