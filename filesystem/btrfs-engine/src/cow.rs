@@ -14,7 +14,7 @@
 //! Invariants:
 //! - Parents are copied before their children, so the reference of a node that is copied is by its tree.
 //! - A node of another tree than a subvolume is never shared, and neither is a root.
-//! - To copy a node that may be shared, its extent item must be in memory ([`Editor::refs_of`]).
+//! - To copy a node that may be shared, its extent item must be in memory ([`refs_of`]).
 
 use sealblock_btrfs_format::extent_refs::ExtentRef;
 use sealblock_btrfs_format::items::Item;
@@ -25,8 +25,7 @@ use sealblock_btrfs_format::node::{Node, flags};
 
 use crate::nodes::Nodes;
 use crate::refs::DelayedRefs;
-use crate::transaction::Editor;
-use crate::tree::{NodeSource, Tree, TreeError};
+use crate::tree::{Tree, TreeError};
 
 /// Which nodes of a tree may be shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,58 +111,4 @@ pub fn children(node: &Node, by: By) -> Result<Vec<(u64, ExtentRef)>, TreeError>
         all.push((location.disk_bytenr.get(), by.of_data(key.objectid, offset)));
     }
     Ok(all)
-}
-
-impl Editor<'_> {
-    /// True if other trees have a node that may be shared, or if its children are referred to by node: then a copy of it
-    /// changes their references, and it must not be changed in place even if no other tree has it any more.
-    ///
-    /// # Errors
-    /// If a node of the extent tree is not in memory.
-    pub fn is_shared(&self, bytenr: u64) -> Result<bool, TreeError> {
-        let (refs, flags) = refs_of(bytenr, &self.extents, self.nodes, self.refs)?;
-        Ok(refs > 1 || flags.contains(ExtentFlags::FULL_BACKREF))
-    }
-
-    /// True if a node, which is in memory, may be shared.
-    pub fn may_share(&self, bytenr: u64) -> bool {
-        let node = self.nodes.get(bytenr).and_then(|bytes| Node::decode(bytes).ok());
-        self.root != bytenr && node.is_some_and(|node| self.sharing.may_have(self.owner, &node))
-    }
-
-    /// The children of a node of this tree, which another tree has already, get references by this tree.
-    pub fn share_children(&mut self, node: u64) -> Result<(), TreeError> {
-        let bytes = self.nodes.get(node).ok_or(TreeError::Gone(node))?;
-        let decoded = Node::decode(bytes).map_err(|_| TreeError::Refs(node))?;
-        for (bytenr, what) in children(&decoded, By::Tree(self.owner))? {
-            self.refs.add(bytenr, what, 1).map_err(|_| TreeError::Refs(bytenr))?;
-        }
-        Ok(())
-    }
-
-    /// Counts the references after a node that may be shared was copied. Returns true if the old node is no longer used.
-    pub fn share_copied(&mut self, old: u64) -> Result<bool, TreeError> {
-        let (refs, flags) = refs_of(old, &self.extents, self.nodes, self.refs)?;
-        let bytes = self.nodes.get(old).ok_or(TreeError::Gone(old))?;
-        let node = Node::decode(bytes).map_err(|_| TreeError::Refs(old))?;
-        let (is_full, is_of_tree) = (flags.contains(ExtentFlags::FULL_BACKREF), node.header().owner == self.owner);
-        let by_tree = children(&node, By::Tree(self.owner))?;
-        let by_node = children(&node, By::Node(old))?;
-        let (add, drop) = match (refs, is_full) {
-            (1, false) => (Vec::new(), Vec::new()),
-            (1, true) => (by_tree, by_node),
-            (_, false) if is_of_tree => {
-                self.refs.set_flags(old, ExtentFlags::FULL_BACKREF);
-                (by_node, Vec::new())
-            }
-            _ => (by_tree, Vec::new()),
-        };
-        for (bytenr, what) in add {
-            self.refs.add(bytenr, what, 1).map_err(|_| TreeError::Refs(bytenr))?;
-        }
-        for (bytenr, what) in drop {
-            self.refs.drop(bytenr, what, 1).map_err(|_| TreeError::Refs(bytenr))?;
-        }
-        Ok(refs == 1)
-    }
 }

@@ -38,8 +38,8 @@ use zerocopy::FromBytes;
 
 use crate::chunks::Chunks;
 use crate::gate::Gate;
+use crate::numbers::Numbers;
 use crate::open;
-use crate::operations::Numbers;
 use crate::space::{SpaceError, Use};
 use crate::transaction::{ChangeError, Transaction};
 

@@ -1,5 +1,6 @@
-//! The parts that change a Btrfs filesystem.
+//! Makes and changes Btrfs filesystems.
 //!
+//! - [`engine`]: a filesystem that is open for writing; [`transaction`]: what it is now; [`change`]: how it changes.
 //! - [`refs`]: the references to extents that a transaction adds and drops.
 //! - [`tree`]: trees whose nodes are in memory.
 //! - [`view`]: the items that an operation reads, with those that it planned itself.
@@ -51,7 +52,9 @@ pub mod chunks;
 pub mod cow;
 pub mod csums;
 pub mod drop;
+mod editor;
 pub mod engine;
+pub mod error;
 pub mod file_map;
 pub mod format;
 mod gate;
@@ -60,6 +63,7 @@ pub mod inode;
 pub mod names;
 pub mod nocow;
 pub mod nodes;
+mod numbers;
 mod open;
 pub mod operations;
 pub mod orphans;

@@ -19,80 +19,20 @@ mod release;
 mod rename;
 mod subvolumes;
 
-use std::collections::{BTreeSet, HashMap};
-
 use sealblock_btrfs_format::items::inode::{InodeFlags, InodeItem, Timespec};
 
 use crate::change::Change;
 use crate::engine::{Engine, EngineError};
 use crate::inode::{AttributeChanges, Ownership};
 use crate::names::{NewFile, Place, Unlinked};
-use crate::nodes::Nodes;
+use crate::numbers::{SubvolumePlan, Taken};
 use crate::plan::{Plan, PlanContext, PlanError};
 use crate::subvolumes::Access;
 use crate::transaction::{ChangeError, Transaction};
-use crate::tree::TreeView;
 use crate::xattrs::XattrMode;
 
 pub use read::{DirectoryItem, Resolved, ResolvedEntry};
 pub use subvolumes::{NewSnapshot, SubvolumePlace};
-
-/// The maximum number of directories whose next index is remembered.
-const MAX_DIRECTORIES: usize = 1 << 16;
-
-/// A plan on the items of an open subvolume.
-pub(crate) type SubvolumePlan<'v> = Plan<'v, TreeView<'v, Nodes>>;
-
-/// What is remembered of subvolumes, beside their trees.
-#[derive(Default)]
-pub(crate) struct Numbers {
-    /// The next inode number of a subvolume.
-    inodes: HashMap<u64, u64>,
-    /// The next index of a directory of a subvolume.
-    indices: HashMap<(u64, u64), u64>,
-    /// Subvolumes whose orphans of earlier mounts are known.
-    recovered: BTreeSet<u64>,
-}
-
-impl Numbers {
-    /// Tells a plan the numbers that the items do not.
-    fn give(&self, root: u64, directories: &[u64], plan: &mut SubvolumePlan<'_>) {
-        self.inodes.get(&root).into_iter().for_each(|ino| plan.set_next_ino(*ino));
-        for directory in directories {
-            let next = self.indices.get(&(root, *directory));
-            next.into_iter().for_each(|index| plan.set_next_index(*directory, *index));
-        }
-    }
-
-    /// Remembers the numbers of a plan. It must have been applied: numbers of a plan that failed are not in use.
-    fn take(&mut self, root: u64, taken: Taken) {
-        if let Some(ino) = taken.ino {
-            self.inodes.insert(root, ino);
-        }
-        if self.indices.len() > MAX_DIRECTORIES {
-            self.indices.clear();
-        }
-        self.indices.extend(taken.indices.into_iter().map(|(directory, index)| ((root, directory), index)));
-    }
-
-    /// A subvolume is deleted.
-    fn forget(&mut self, root: u64) {
-        self.inodes.remove(&root);
-        self.indices.retain(|(of, _), _| *of != root);
-    }
-}
-
-/// The next numbers after a plan.
-struct Taken {
-    ino: Option<u64>,
-    indices: Vec<(u64, u64)>,
-}
-
-impl Taken {
-    fn of(plan: &SubvolumePlan<'_>) -> Taken {
-        Taken { ino: plan.next_ino(), indices: plan.next_index.iter().map(|(at, index)| (*at, *index)).collect() }
-    }
-}
 
 /// An operation on the files of one subvolume.
 struct Operation<'d> {

@@ -18,9 +18,10 @@ use sealblock_btrfs_format::items::extent_buf::ExtentItemBuf;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
 use crate::csums::CsumEdit;
+use crate::editor::Editor;
 use crate::refs::{ExtentItems, Fate, RefsError};
 use crate::space::Use;
-use crate::transaction::{ChangeError, Editor, Transaction};
+use crate::transaction::{ChangeError, Transaction};
 use crate::tree::{Tree, TreeError};
 use crate::view::Items;
 

@@ -17,6 +17,7 @@ use zerocopy::FromZeros;
 
 use crate::change::Change;
 use crate::cow::Sharing;
+pub use crate::error::SubvolumeError;
 use crate::names::{MovedSubvolume, Place};
 use crate::transaction::{ChangeError, Transaction};
 use crate::view::Items;
@@ -59,35 +60,6 @@ pub enum Access {
     Read,
     /// To be changed, which a read-only one is not.
     Change,
-}
-
-/// Why a subvolume is not made, changed or deleted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum SubvolumeError {
-    /// ENOTEMPTY: another subvolume is below it.
-    #[error("subvolume {0} is below it")]
-    HasSubvolume(u64),
-    /// EPERM: it is what is mounted if nothing else is named.
-    #[error("it is the default subvolume")]
-    IsDefault,
-    /// ENOENT: it is nowhere, or is deleted already.
-    #[error("there is no subvolume {0}, or it is deleted")]
-    Absent(u64),
-    /// ENAMETOOLONG: its name.
-    #[error("the name is too long")]
-    Name,
-    /// ENOSPC: no number is left.
-    #[error("no number for a subvolume is left")]
-    NoNumber,
-    /// EROFS: it cannot be changed.
-    #[error("subvolume {0} is read-only")]
-    ReadOnly(u64),
-    /// EXDEV: a file cannot leave its subvolume.
-    #[error("the places are in different subvolumes")]
-    Crossing,
-    /// EINVAL: no subvolume has its place there.
-    #[error("not a subvolume")]
-    NotASubvolume,
 }
 
 impl Transaction {
@@ -233,7 +205,7 @@ impl Transaction {
         if let Some(tail) = item.tail {
             in_uuids = self.uuid_change(tail.uuid, id, false)?;
             let received = self.uuid_item(ItemType::UUID_RECEIVED_SUBVOL, tail.received_uuid, id, false)?;
-            received.into_iter().for_each(|(key, data)| put(&mut in_uuids, key, data));
+            received.into_iter().for_each(|item| item.put(&mut in_uuids));
         }
         let items =
             vec![(entry.parent, entry.items.clone()), (objectid::ROOT_TREE, in_roots), (objectid::UUID_TREE, in_uuids)];
@@ -260,7 +232,7 @@ impl Transaction {
             item.head.flags = flags.difference(RootFlags::READONLY).bits().into();
             let received = item.tail.map_or([0; 16], |tail| tail.received_uuid);
             let received = self.uuid_item(ItemType::UUID_RECEIVED_SUBVOL, received, id, false)?;
-            received.into_iter().for_each(|(key, data)| put(&mut in_uuids, key, data));
+            received.into_iter().for_each(|item| item.put(&mut in_uuids));
             item.clear_received();
         }
         let mut in_roots = ItemChanges::new();
@@ -362,18 +334,18 @@ impl Transaction {
     fn uuid_change(&self, uuid: [u8; 16], id: u64, is_new: bool) -> Result<ItemChanges, ChangeError> {
         let mut changes = ItemChanges::new();
         let item = self.uuid_item(ItemType::UUID_SUBVOL, uuid, id, is_new)?;
-        item.into_iter().for_each(|(key, data)| put(&mut changes, key, data));
+        item.into_iter().for_each(|item| item.put(&mut changes));
         Ok(changes)
     }
 
-    /// The key of a UUID, and the old and new data of its item; `None` if nothing changes.
+    /// The item of a UUID with a subvolume more or less; `None` if nothing changes.
     fn uuid_item(
         &self,
         kind: ItemType,
         uuid: [u8; 16],
         id: u64,
         is_new: bool,
-    ) -> Result<Option<(Key, (bool, Vec<u8>))>, ChangeError> {
+    ) -> Result<Option<UuidItem>, ChangeError> {
         if self.root(objectid::UUID_TREE).is_none() || uuid == [0; 16] {
             return Ok(None);
         }
@@ -381,12 +353,13 @@ impl Transaction {
         let key = Key::new(half(0), kind, half(8));
         let tree = self.view(objectid::UUID_TREE)?;
         let Some(data) = tree.at(key)? else {
-            return Ok(is_new.then(|| (key, (false, id.to_le_bytes().to_vec()))));
+            return Ok(is_new.then(|| UuidItem { key, was_there: false, data: id.to_le_bytes().to_vec() }));
         };
         let Ok(Item::UuidSubvolumes(ids)) = Item::decode(key, data) else { return Err(ChangeError::Item(key)) };
         let mut left: Vec<u64> = ids.iter().map(|one| one.get()).filter(|one| *one != id).collect();
         left.extend(is_new.then_some(id));
-        Ok(Some((key, (true, left.iter().flat_map(|id| id.to_le_bytes()).collect()))))
+        let data = left.iter().flat_map(|id| id.to_le_bytes()).collect();
+        Ok(Some(UuidItem { key, was_there: true, data }))
     }
 }
 
@@ -395,13 +368,21 @@ fn counts(change: &Change) -> impl Iterator<Item = (u64, u64)> {
     change.items.iter().map(|(tree, items)| (*tree, items.len() as u64))
 }
 
-/// Adds a change of an item that was there or not; without data it goes.
-fn put(changes: &mut ItemChanges, key: Key, (was_there, data): (bool, Vec<u8>)) {
-    match (was_there, data.is_empty()) {
-        (true, true) => changes.delete(key),
-        (true, false) => changes.replace(key, data),
-        (false, true) => {}
-        (false, false) => changes.insert(key, data),
+/// An item of the UUID tree as it will be; without data it goes.
+struct UuidItem {
+    key: Key,
+    was_there: bool,
+    data: Vec<u8>,
+}
+
+impl UuidItem {
+    fn put(self, changes: &mut ItemChanges) {
+        match (self.was_there, self.data.is_empty()) {
+            (true, true) => changes.delete(self.key),
+            (true, false) => changes.replace(self.key, self.data),
+            (false, true) => {}
+            (false, false) => changes.insert(self.key, self.data),
+        }
     }
 }
 

@@ -10,124 +10,26 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use sealblock_btrfs_format::checker::Expected;
-use sealblock_btrfs_format::extent_refs::ExtentRef;
 use sealblock_btrfs_format::features::CompatRo;
 use sealblock_btrfs_format::item_changes::ItemChanges;
 use sealblock_btrfs_format::items::extent::ExtentFlags;
-use sealblock_btrfs_format::items::extent_buf::ExtentItemBuf;
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::items::root::{RootItemBuf, RootNode};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::node::{Header, Node, flags};
 use sealblock_btrfs_format::superblock::{Geometry, Superblock};
-use sealblock_runtime_memory::Buffer;
 use zerocopy::FromZeros;
 
 use crate::chunks::Chunks;
 use crate::cow::{Sharing, refs_of};
-use crate::csums::{CsumError, CsumShape};
-use crate::file_map::FileMapError;
+use crate::csums::CsumShape;
+use crate::editor::{Editor, use_of};
+pub use crate::error::ChangeError;
 use crate::nodes::Nodes;
-use crate::plan::PlanError;
-use crate::refs::{DelayedRefs, NewExtent, RefsError};
-use crate::space::{Space, SpaceError, Use};
-use crate::subvolumes::SubvolumeError;
-use crate::tree::{NodeMap, NodeSource, Tree, TreeError, TreeView};
-use crate::view::Items;
-
-/// Why a change was not made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum ChangeError {
-    /// A tree cannot be read or changed.
-    #[error(transparent)]
-    Tree(TreeError),
-    /// References cannot be counted.
-    #[error(transparent)]
-    Refs(RefsError),
-    /// Space cannot be allocated or freed.
-    #[error(transparent)]
-    Space(SpaceError),
-    /// Checksums cannot be read or changed.
-    #[error(transparent)]
-    Csums(CsumError),
-    /// The data of a file cannot be changed.
-    #[error(transparent)]
-    File(FileMapError),
-    /// A node is not in memory.
-    #[error("node {} is not in memory", .0.bytenr)]
-    Need(Expected),
-    /// There is no tree with this number.
-    #[error("there is no tree {0}")]
-    NoTree(u64),
-    /// A snapshot is changed in the transaction that made it. Linux makes snapshots at the end of a transaction, and takes
-    /// all nodes of that transaction for nodes of the source when it deletes one.
-    #[error("snapshot {0} is to be committed before it is changed")]
-    NewSnapshot(u64),
-    /// An item cannot be read.
-    #[error("{0} is damaged")]
-    Item(Key),
-    /// A subvolume cannot be made or deleted.
-    #[error(transparent)]
-    Subvolume(#[from] SubvolumeError),
-    /// An operation on files is refused.
-    #[error(transparent)]
-    Plan(PlanError),
-}
-
-impl From<TreeError> for ChangeError {
-    fn from(error: TreeError) -> ChangeError {
-        match error {
-            TreeError::Need(expected) => ChangeError::Need(expected),
-            error => ChangeError::Tree(error),
-        }
-    }
-}
-
-impl From<RefsError> for ChangeError {
-    fn from(error: RefsError) -> ChangeError {
-        match error {
-            RefsError::Tree(error) => error.into(),
-            error => ChangeError::Refs(error),
-        }
-    }
-}
-
-impl From<PlanError> for ChangeError {
-    fn from(error: PlanError) -> ChangeError {
-        match error {
-            PlanError::Tree(error) => error.into(),
-            error => ChangeError::Plan(error),
-        }
-    }
-}
-
-impl From<CsumError> for ChangeError {
-    fn from(error: CsumError) -> ChangeError {
-        match error {
-            CsumError::Tree(error) => error.into(),
-            error => ChangeError::Csums(error),
-        }
-    }
-}
-
-impl From<FileMapError> for ChangeError {
-    fn from(error: FileMapError) -> ChangeError {
-        match error {
-            FileMapError::Tree(error) => error.into(),
-            error => ChangeError::File(error),
-        }
-    }
-}
-
-impl From<SpaceError> for ChangeError {
-    fn from(error: SpaceError) -> ChangeError {
-        match error {
-            SpaceError::Tree(error) => error.into(),
-            error => ChangeError::Space(error),
-        }
-    }
-}
+use crate::refs::DelayedRefs;
+use crate::space::{Space, Use};
+use crate::tree::{NodeSource, Tree};
+use crate::view::{Items, TreeView};
 
 /// A tree that is open.
 #[derive(Clone, Debug)]
@@ -540,116 +442,5 @@ impl Transaction {
         let node_bytes = u64::from(self.geometry.node_bytes);
         self.add_tree(id, root, Some((key, item)), bytes_used.saturating_sub(node_bytes));
         self.edit(id, |tree, editor| Ok(tree.copy_shared_root(editor)?))
-    }
-}
-
-/// What space the nodes of a tree need.
-pub fn use_of(id: u64) -> Use {
-    if id == objectid::CHUNK_TREE { Use::System } else { Use::Metadata }
-}
-
-/// The nodes of one tree in the open transaction. What is allocated gets a reference, what is freed loses it.
-pub struct Editor<'a> {
-    pub(crate) nodes: &'a mut Nodes,
-    space: &'a mut Space,
-    pub(crate) refs: &'a mut DelayedRefs,
-    pub(crate) owner: u64,
-    /// The root node of the tree before the change.
-    pub(crate) root: u64,
-    pub(crate) sharing: Sharing,
-    /// The extent tree, for trees that share nodes.
-    pub(crate) extents: Tree,
-    generation: u64,
-    bytes_used: u64,
-    changes: &'a mut u64,
-}
-
-impl Editor<'_> {
-    /// Something else of the transaction changes.
-    pub fn count_change(&mut self) {
-        *self.changes += 1;
-    }
-
-    fn new_extent(&self, bytenr: u64, level: u8) -> NewExtent {
-        let key = Key::new(bytenr, ItemType::METADATA_ITEM, level.into());
-        NewExtent { key, item: ExtentItemBuf::new(self.generation, ExtentFlags::TREE_BLOCK, None) }
-    }
-}
-
-impl NodeSource for Editor<'_> {
-    fn get(&self, bytenr: u64) -> Option<&[u8]> {
-        self.nodes.get(bytenr)
-    }
-}
-
-impl NodeMap for Editor<'_> {
-    type Bytes = Buffer;
-
-    fn get_mut(&mut self, bytenr: u64) -> Option<&mut [u8]> {
-        *self.changes += 1;
-        self.nodes.get_mut(bytenr)
-    }
-
-    fn is_own(&self, bytenr: u64) -> bool {
-        // What cannot be found out was not touched, and copying it will say so.
-        let is_shared = || self.sharing.is_now && self.may_share(bytenr) && self.is_shared(bytenr) != Ok(false);
-        self.nodes.is_dirty(bytenr) && !is_shared()
-    }
-
-    fn can_join(&self, bytenr: u64) -> bool {
-        !self.may_share(bytenr) || self.is_shared(bytenr) == Ok(false)
-    }
-
-    fn drop_ref(&mut self, bytenr: u64) -> Result<(), TreeError> {
-        *self.changes += 1;
-        let what = ExtentRef::TreeBlock { root: self.owner };
-        self.refs.drop(bytenr, what, 1).map_err(|_| TreeError::Refs(bytenr))?;
-        self.bytes_used = self.bytes_used.saturating_sub(self.nodes.node_bytes().into());
-        Ok(())
-    }
-
-    fn root_shared(&mut self, _old: u64, new: u64) -> Result<(), TreeError> {
-        self.share_children(new)
-    }
-
-    fn copied(&mut self, old: u64, _new: u64, is_root: bool) -> Result<(), TreeError> {
-        let is_unused = is_root || !self.may_share(old) || self.share_copied(old)?;
-        if is_unused {
-            return self.free(old);
-        }
-        // Other trees go on to use it.
-        self.drop_ref(old)
-    }
-
-    fn allocate(&mut self, level: u8) -> Result<(u64, Buffer), TreeError> {
-        *self.changes += 1;
-        let bytenr = self.space.allocate_node(use_of(self.owner)).ok_or(TreeError::NoSpace)?;
-        let refs = TreeError::Refs(bytenr);
-        self.refs.insert(self.new_extent(bytenr, level)).map_err(|_| refs)?;
-        self.refs.add(bytenr, ExtentRef::TreeBlock { root: self.owner }, 1).map_err(|_| refs)?;
-        self.bytes_used = self.bytes_used.saturating_add(self.nodes.node_bytes().into());
-        Ok((bytenr, Buffer::zeroed(self.nodes.node_bytes() as usize)))
-    }
-
-    fn take(&mut self, bytenr: u64) -> Option<Buffer> {
-        *self.changes += 1;
-        self.nodes.take(bytenr)
-    }
-
-    fn put(&mut self, bytenr: u64, bytes: Buffer) {
-        self.nodes.put(bytenr, bytes);
-    }
-
-    fn free(&mut self, bytenr: u64) -> Result<(), TreeError> {
-        *self.changes += 1;
-        let node_bytes = u64::from(self.nodes.node_bytes());
-        let refs = TreeError::Refs(bytenr);
-        self.drop_ref(bytenr)?;
-        self.nodes.forget(bytenr);
-        // Nothing was written to a node whose references were never written: it has been dirty all its life.
-        if self.refs.cancel(bytenr) {
-            self.space.give_back(bytenr..bytenr + node_bytes).map_err(|_| refs)?;
-        }
-        Ok(())
     }
 }

@@ -27,8 +27,6 @@ use sealblock_btrfs_format::leaf_split::{LeafSplit, merge};
 use sealblock_btrfs_format::node::{HEADER_BYTES, Header, ITEM_HEAD_BYTES, KeyPointer, Node, flags, leaf_capacity};
 use sealblock_btrfs_format::superblock::MAX_LEVELS;
 
-use crate::view::Items;
-
 /// Why an operation was not applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TreeError {
@@ -190,11 +188,6 @@ impl Tree {
             next = found.before;
         }
         Ok(())
-    }
-
-    /// Its items, for reading.
-    pub fn view<'n, N: NodeSource>(&self, nodes: &'n N) -> TreeView<'n, N> {
-        TreeView { tree: *self, nodes }
     }
 
     /// The data of an item.
@@ -655,26 +648,6 @@ impl Tree {
 
 fn last(path: &Path) -> Step {
     *path.last().expect("a path has at least the root")
-}
-
-/// A tree's items.
-pub struct TreeView<'n, N> {
-    tree: Tree,
-    nodes: &'n N,
-}
-
-impl<N: NodeSource> Items for TreeView<'_, N> {
-    fn at(&self, key: Key) -> Result<Option<&[u8]>, TreeError> {
-        self.tree.find(self.nodes, key)
-    }
-
-    fn first(&self, range: RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError> {
-        self.tree.first_of(self.nodes, range)
-    }
-
-    fn last(&self, range: RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError> {
-        self.tree.last_of(self.nodes, range)
-    }
 }
 
 fn item<N: NodeSource>(nodes: &N, Step { bytenr, slot }: Step) -> Result<Option<(Key, &[u8])>, TreeError> {

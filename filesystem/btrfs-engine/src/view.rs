@@ -13,7 +13,7 @@ use std::ops::RangeInclusive;
 use sealblock_btrfs_format::item_changes::{ItemChange, ItemChanges};
 use sealblock_btrfs_format::key::Key;
 
-use crate::tree::TreeError;
+use crate::tree::{NodeSource, Tree, TreeError};
 
 /// Items of a tree, by their keys.
 pub trait Items {
@@ -34,6 +34,33 @@ pub trait Items {
     /// # Errors
     /// If a node is not in memory.
     fn last(&self, range: RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError>;
+}
+
+/// The items of a tree whose nodes are in memory.
+pub struct TreeView<'n, N> {
+    tree: Tree,
+    nodes: &'n N,
+}
+
+impl<N: NodeSource> Items for TreeView<'_, N> {
+    fn at(&self, key: Key) -> Result<Option<&[u8]>, TreeError> {
+        self.tree.find(self.nodes, key)
+    }
+
+    fn first(&self, range: RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError> {
+        self.tree.first_of(self.nodes, range)
+    }
+
+    fn last(&self, range: RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError> {
+        self.tree.last_of(self.nodes, range)
+    }
+}
+
+impl Tree {
+    /// Its items, for reading.
+    pub fn view<'n, N: NodeSource>(&self, nodes: &'n N) -> TreeView<'n, N> {
+        TreeView { tree: *self, nodes }
+    }
 }
 
 /// Items in a map, for tests.

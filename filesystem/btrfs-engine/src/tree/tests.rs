@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::view::Items;
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::key::{ItemType, objectid};
 use sealblock_btrfs_format::node::{write_inner, write_leaf};
