@@ -11,3 +11,4 @@ mod names;
 mod releases;
 mod scan;
 mod subvolumes;
+mod tasks;
