@@ -58,12 +58,17 @@ pub fn refs_of(
     let (first, last) =
         (Key::new(bytenr, ItemType::EXTENT_ITEM, 0), Key::new(bytenr, ItemType::METADATA_ITEM, u64::MAX));
     let damaged = TreeError::Refs(bytenr);
-    let (refs, flags) = match extents.first_of(nodes, first..=last)? {
-        Some((key, data)) => {
-            let item = ExtentItemBuf::decode(key.item_type, data).map_err(|_| damaged)?;
-            (item.refs(), item.flags)
-        }
-        None => (0, ExtentFlags::empty()),
+    let (refs, flags) = match delayed.head(bytenr).and_then(|head| head.new_item()) {
+        // It is not in the tree yet. To look there, nodes would be needed that nobody walked to: a change copies nodes that
+        // it made itself.
+        Some(item) => (item.refs(), item.flags),
+        None => match extents.first_of(nodes, first..=last)? {
+            Some((key, data)) => {
+                let item = ExtentItemBuf::decode(key.item_type, data).map_err(|_| damaged)?;
+                (item.refs(), item.flags)
+            }
+            None => (0, ExtentFlags::empty()),
+        },
     };
     let refs = refs.checked_add_signed(delayed.net(bytenr)).filter(|refs| *refs > 0).ok_or(damaged)?;
     Ok((refs, flags | delayed.flags(bytenr)))

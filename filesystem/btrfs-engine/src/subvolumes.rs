@@ -132,7 +132,7 @@ impl Transaction {
             items: vec![
                 (entry.parent, entry.items.clone()),
                 (objectid::ROOT_TREE, in_roots),
-                (objectid::UUID_TREE, self.uuid_change(new.uuid, new.id, true)?),
+                (objectid::UUID_TREE, self.uuid_added(new.uuid, new.id)?),
             ],
             ..Change::default()
         };
@@ -160,10 +160,7 @@ impl Transaction {
         in_roots.insert(key, item.encode());
         in_roots.replace(source_key, of_source.encode());
         let change = Change {
-            items: vec![
-                (objectid::ROOT_TREE, in_roots),
-                (objectid::UUID_TREE, self.uuid_change(new.uuid, new.id, true)?),
-            ],
+            items: vec![(objectid::ROOT_TREE, in_roots), (objectid::UUID_TREE, self.uuid_added(new.uuid, new.id)?)],
             ..Change::default()
         };
         // From now on all nodes of the source may be shared. So what has to be in memory is more than before.
@@ -203,9 +200,8 @@ impl Transaction {
         in_roots.insert(Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, id), Vec::new());
         let mut in_uuids = ItemChanges::new();
         if let Some(tail) = item.tail {
-            in_uuids = self.uuid_change(tail.uuid, id, false)?;
-            let received = self.uuid_item(ItemType::UUID_RECEIVED_SUBVOL, tail.received_uuid, id, false)?;
-            received.into_iter().for_each(|item| item.put(&mut in_uuids));
+            self.change_uuid(&mut in_uuids, (ItemType::UUID_SUBVOL, tail.uuid), id, false)?;
+            self.change_uuid(&mut in_uuids, (ItemType::UUID_RECEIVED_SUBVOL, tail.received_uuid), id, false)?;
         }
         let items =
             vec![(entry.parent, entry.items.clone()), (objectid::ROOT_TREE, in_roots), (objectid::UUID_TREE, in_uuids)];
@@ -231,8 +227,7 @@ impl Transaction {
         } else {
             item.head.flags = flags.difference(RootFlags::READONLY).bits().into();
             let received = item.tail.map_or([0; 16], |tail| tail.received_uuid);
-            let received = self.uuid_item(ItemType::UUID_RECEIVED_SUBVOL, received, id, false)?;
-            received.into_iter().for_each(|item| item.put(&mut in_uuids));
+            self.change_uuid(&mut in_uuids, (ItemType::UUID_RECEIVED_SUBVOL, received), id, false)?;
             item.clear_received();
         }
         let mut in_roots = ItemChanges::new();
@@ -330,60 +325,47 @@ impl Transaction {
         Ok(changes)
     }
 
-    /// The change of the UUID tree, if there is one, that adds or removes a subvolume.
-    fn uuid_change(&self, uuid: [u8; 16], id: u64, is_new: bool) -> Result<ItemChanges, ChangeError> {
+    /// The change of the UUID tree, if there is one, that adds a subvolume.
+    fn uuid_added(&self, uuid: [u8; 16], id: u64) -> Result<ItemChanges, ChangeError> {
         let mut changes = ItemChanges::new();
-        let item = self.uuid_item(ItemType::UUID_SUBVOL, uuid, id, is_new)?;
-        item.into_iter().for_each(|item| item.put(&mut changes));
+        self.change_uuid(&mut changes, (ItemType::UUID_SUBVOL, uuid), id, true)?;
         Ok(changes)
     }
 
-    /// The item of a UUID with a subvolume more or less; `None` if nothing changes.
-    fn uuid_item(
+    /// The change of the UUID tree that adds a subvolume to those of a UUID, or removes it.
+    fn change_uuid(
         &self,
-        kind: ItemType,
-        uuid: [u8; 16],
+        changes: &mut ItemChanges,
+        (kind, uuid): (ItemType, [u8; 16]),
         id: u64,
         is_new: bool,
-    ) -> Result<Option<UuidItem>, ChangeError> {
+    ) -> Result<(), ChangeError> {
         if self.root(objectid::UUID_TREE).is_none() || uuid == [0; 16] {
-            return Ok(None);
+            return Ok(());
         }
         let half = |at: usize| u64::from_le_bytes(uuid[at..at + 8].try_into().unwrap_or_default());
         let key = Key::new(half(0), kind, half(8));
         let tree = self.view(objectid::UUID_TREE)?;
         let Some(data) = tree.at(key)? else {
-            return Ok(is_new.then(|| UuidItem { key, was_there: false, data: id.to_le_bytes().to_vec() }));
+            if is_new {
+                changes.insert(key, id.to_le_bytes().to_vec());
+            }
+            return Ok(());
         };
         let Ok(Item::UuidSubvolumes(ids)) = Item::decode(key, data) else { return Err(ChangeError::Item(key)) };
         let mut left: Vec<u64> = ids.iter().map(|one| one.get()).filter(|one| *one != id).collect();
         left.extend(is_new.then_some(id));
-        let data = left.iter().flat_map(|id| id.to_le_bytes()).collect();
-        Ok(Some(UuidItem { key, was_there: true, data }))
+        match left.is_empty() {
+            true => changes.delete(key),
+            false => changes.replace(key, left.iter().flat_map(|id| id.to_le_bytes()).collect()),
+        }
+        Ok(())
     }
 }
 
 /// The trees that a change changes, and how many changes each has.
 fn counts(change: &Change) -> impl Iterator<Item = (u64, u64)> {
     change.items.iter().map(|(tree, items)| (*tree, items.len() as u64))
-}
-
-/// An item of the UUID tree as it will be; without data it goes.
-struct UuidItem {
-    key: Key,
-    was_there: bool,
-    data: Vec<u8>,
-}
-
-impl UuidItem {
-    fn put(self, changes: &mut ItemChanges) {
-        match (self.was_there, self.data.is_empty()) {
-            (true, true) => changes.delete(self.key),
-            (true, false) => changes.replace(self.key, self.data),
-            (false, true) => {}
-            (false, false) => changes.insert(self.key, self.data),
-        }
-    }
 }
 
 /// The root item of a snapshot, before it has its root node.

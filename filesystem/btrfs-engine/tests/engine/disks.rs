@@ -1,12 +1,15 @@
 //! Devices in memory with the content of images, and the programs that judge what was written to them.
 
+use std::cell::RefCell;
 use std::fs::File;
+use std::future::poll_fn;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::task::Poll;
 
 use futures_executor::block_on;
-use sealblock_block::{Device, Durability, DynDevice, Expectations, Request, Response};
+use sealblock_block::{Abilities, Device, Durability, DynDevice, Expectations, Geometry, Outcome, Request, Response};
 use sealblock_btrfs::check::{CheckOptions, check};
 use sealblock_btrfs::verify::Unwatched;
 use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
@@ -19,6 +22,39 @@ use sealblock_units::{BlockSize, Extent};
 
 const BLOCK: u64 = 4096;
 const PIECE: u64 = 1 << 20;
+
+/// Lets other tasks have their turns a number of times.
+pub async fn turns(mut count: usize) {
+    poll_fn(|context| {
+        let is_done = count == 0;
+        count = count.saturating_sub(1);
+        context.waker().wake_by_ref();
+        if is_done { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+/// A device whose requests are executed after other tasks had their turns a few times.
+struct WaitingDevice {
+    memory: Rc<MemoryDevice>,
+    random: Rc<RefCell<fastrand::Rng>>,
+}
+
+impl Device for WaitingDevice {
+    fn geometry(&self) -> &Geometry {
+        self.memory.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Device::abilities(&*self.memory)
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        let count = self.random.borrow_mut().usize(..4);
+        turns(count).await;
+        Device::execute(&self.memory, request).await
+    }
+}
 
 /// Images, and devices in memory with the same content.
 pub struct Disks {
@@ -80,17 +116,33 @@ impl Disks {
     }
 
     pub fn open(&self) -> Filesystem {
+        block_on(self.open_as(Rc::clone))
+    }
+
+    /// Opens it on devices whose requests wait, so that others begin meanwhile.
+    pub fn open_waiting(&self, seed: u64) -> Filesystem {
+        let random = Rc::new(RefCell::new(fastrand::Rng::with_seed(seed)));
+        block_on(self.open_as(|memory| WaitingDevice { memory: Rc::clone(memory), random: Rc::clone(&random) }))
+    }
+
+    async fn open_as<D: Device + 'static>(&self, wrap: impl Fn(&Rc<MemoryDevice>) -> D) -> Filesystem {
         let candidate = |(index, memory): (usize, &Rc<MemoryDevice>)| {
             let name = format!("memory {index}");
-            Candidate { device: DynDevice::new(name.clone(), Rc::clone(memory)), name }
+            Candidate { device: DynDevice::new(name.clone(), wrap(memory)), name }
         };
         let candidates = self.memory.iter().enumerate().map(candidate).collect();
-        block_on(Filesystem::open(candidates, OpenOptions::default())).unwrap()
+        Filesystem::open(candidates, OpenOptions::default()).await.unwrap()
     }
 
     /// Our own check finds nothing.
     pub fn assert_consistent(&self) {
-        let report = block_on(check(&self.open(), CheckOptions::default(), &Unwatched));
+        block_on(self.check());
+    }
+
+    /// As [`Disks::assert_consistent`], for a task.
+    pub async fn check(&self) {
+        let filesystem = self.open_as(Rc::clone).await;
+        let report = check(&filesystem, CheckOptions::default(), &Unwatched).await;
         let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
         assert!(report.finding_count == 0 && report.not_checked.is_empty(), "{findings:#?} {:?}", report.not_checked);
     }

@@ -14,3 +14,4 @@ mod names;
 mod releases;
 mod scan;
 mod subvolumes;
+mod tasks;
