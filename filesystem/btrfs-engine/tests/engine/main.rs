@@ -5,5 +5,9 @@
 //! skipped.
 
 mod commits;
+mod data;
+mod data_faults;
 mod disks;
+mod faulty;
+mod files;
 mod items;
