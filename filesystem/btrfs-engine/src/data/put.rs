@@ -145,7 +145,9 @@ impl Engine {
     pub(super) async fn put(&self, lock: &Rc<FileLock>, info: &FileInfo, put: Put) -> Result<Written<'_>, EngineError> {
         let mut reserved = Reserved::new(self);
         let (mut extents, end) = self.place_pieces(info, &put, &mut reserved).await?;
-        let held = (Rc::clone(lock), put.in_place_write);
+        // What is written where the file has it stays locked until the devices have answered.
+        let has_old_space = extents.iter().any(|extent| extent.place != ExtentPlace::New);
+        let held = (has_old_space.then(|| Rc::clone(lock)), put.in_place_write);
         let storage = self.storage();
         let data: Vec<(u64, Slice)> = extents.iter().map(|extent| (extent.logical, extent.stored.clone())).collect();
         reserved.send(write_all(storage.clone(), data.clone(), held));

@@ -23,6 +23,8 @@ use crate::transaction::ChangeError;
 
 /// Bytes of the items for one extent.
 const ITEM_BYTES: u64 = 3 * 78;
+/// Items of a step that frees space when there is little.
+const FEW_ITEMS: usize = 8;
 
 impl Engine {
     /// Gives a file this size. What it gains reads as zeroes; what is allocated behind its new end goes.
@@ -76,8 +78,13 @@ impl Engine {
             Err(EngineError::Change(ChangeError::Space(SpaceError::Full(Use::Data)))) => (None, false),
             Err(error) => return Err(error),
         };
-        while !self.shorten_step(lock, size, written.as_ref()).await? {
-            self.limit_dirty().await?;
+        let mut items = ITEMS_OF_A_STEP;
+        loop {
+            match self.shorten_step(lock, size, (written.as_ref(), items)).await {
+                Ok(true) => break,
+                Ok(false) => self.limit_dirty().await?,
+                Err(error) => items = fewer_items(items, error)?,
+            }
         }
         written.into_iter().for_each(Written::keep);
         lock.state().set_tail_clean(is_clean);
@@ -89,7 +96,7 @@ impl Engine {
         &self,
         lock: &Rc<FileLock>,
         size: u64,
-        written: Option<&Written<'_>>,
+        (written, items): (Option<&Written<'_>>, NonZeroUsize),
     ) -> Result<bool, EngineError> {
         self.change(|transaction| {
             let generation = transaction.generation();
@@ -97,13 +104,13 @@ impl Engine {
             let info = transaction.file_info(lock.file())?;
             let view = transaction.view(lock.file().root)?;
             let behind = info.file.sectors_end(size)..info.file.max_bytes();
-            let left = FileMap::new(info.file, &view).parts(behind, limit(2 * ITEMS_OF_A_STEP.get()))?;
+            let left = FileMap::new(info.file, &view).parts(behind, limit(2 * items.get()))?;
             let extents = left.parts().iter().filter(|part| !matches!(part, Mapping::Hole(_))).count();
-            let is_last = left.range().end == info.file.max_bytes() && extents < ITEMS_OF_A_STEP.get();
+            let is_last = left.range().end == info.file.max_bytes() && extents < items.get();
             let written = written.filter(|_| is_last);
             let how = FileChange { written, frees_space: true, ..FileChange::default() };
             let (is_last, stored) = transaction.change_file(lock.file(), &how, |edit, info| {
-                let cut = edit.truncate(size, info.stored_size(), limit(2 * ITEMS_OF_A_STEP.get() + 2))?;
+                let cut = edit.truncate(size, info.stored_size(), items)?;
                 let is_last = cut.rest.is_empty() && is_last;
                 Ok(((is_last, cut.size), cut.size))
             })?;
@@ -322,6 +329,14 @@ impl Engine {
         reserved.keep();
         Ok(start + bytes)
     }
+}
+
+/// The number of items for the next try of a step that frees space, if there was no space for so many: as few as what is
+/// kept for such steps is enough for.
+fn fewer_items(items: NonZeroUsize, error: EngineError) -> Result<NonZeroUsize, EngineError> {
+    let is_full = matches!(error, EngineError::Change(ChangeError::Space(SpaceError::Full(Use::Metadata))));
+    let fewer = limit(FEW_ITEMS);
+    if is_full && items > fewer { Ok(fewer) } else { Err(error) }
 }
 
 fn limit(items: usize) -> NonZeroUsize {
