@@ -51,6 +51,7 @@ pub mod change;
 pub mod chunks;
 pub mod cow;
 pub mod csums;
+pub mod data;
 pub mod drop;
 mod editor;
 pub mod engine;

@@ -116,22 +116,37 @@ impl Disks {
     }
 
     pub fn open(&self) -> Filesystem {
-        block_on(self.open_as(Rc::clone))
+        block_on(self.open_in_task())
+    }
+
+    /// As [`Disks::open`], for a task.
+    async fn open_in_task(&self) -> Filesystem {
+        self.open_as(|name, memory| DynDevice::new(name, memory)).await
     }
 
     /// Opens it on devices whose requests wait, so that others begin meanwhile.
     pub fn open_waiting(&self, seed: u64) -> Filesystem {
         let random = Rc::new(RefCell::new(fastrand::Rng::with_seed(seed)));
-        block_on(self.open_as(|memory| WaitingDevice { memory: Rc::clone(memory), random: Rc::clone(&random) }))
+        self.open_through(|name, memory| DynDevice::new(name, WaitingDevice { memory, random: Rc::clone(&random) }))
     }
 
-    async fn open_as<D: Device + 'static>(&self, wrap: impl Fn(&Rc<MemoryDevice>) -> D) -> Filesystem {
+    /// Opens it with something in front of each device.
+    pub fn open_through(&self, through: impl Fn(String, Rc<MemoryDevice>) -> DynDevice) -> Filesystem {
+        block_on(self.open_as(through))
+    }
+
+    async fn open_as(&self, through: impl Fn(String, Rc<MemoryDevice>) -> DynDevice) -> Filesystem {
         let candidate = |(index, memory): (usize, &Rc<MemoryDevice>)| {
             let name = format!("memory {index}");
-            Candidate { device: DynDevice::new(name.clone(), wrap(memory)), name }
+            Candidate { device: through(name.clone(), Rc::clone(memory)), name }
         };
         let candidates = self.memory.iter().enumerate().map(candidate).collect();
         Filesystem::open(candidates, OpenOptions::default()).await.unwrap()
+    }
+
+    /// A device.
+    pub fn memory(&self, index: usize) -> &MemoryDevice {
+        &self.memory[index]
     }
 
     /// Our own check finds nothing.
@@ -141,7 +156,7 @@ impl Disks {
 
     /// As [`Disks::assert_consistent`], for a task.
     pub async fn check(&self) {
-        let filesystem = self.open_as(Rc::clone).await;
+        let filesystem = self.open_in_task().await;
         let report = check(&filesystem, CheckOptions::default(), &Unwatched).await;
         let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
         assert!(report.finding_count == 0 && report.not_checked.is_empty(), "{findings:#?} {:?}", report.not_checked);

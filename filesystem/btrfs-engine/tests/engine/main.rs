@@ -6,9 +6,13 @@
 
 mod commits;
 mod crash;
+mod data;
+mod data_faults;
 mod disks;
 mod drop;
 mod faults;
+mod faulty;
+mod files;
 mod items;
 mod names;
 mod releases;
