@@ -1,7 +1,7 @@
-//! `sealblock fs`: looks into Btrfs filesystems, wherever they lie, and makes new ones.
+//! `sealblock fs`: looks into Btrfs filesystems, wherever they lie, makes new ones, and changes them.
 //!
-//! Everything is read by this process from the targets, checked as it is read, and nothing is written to them, except by
-//! `format`.
+//! Everything is read by this process from the targets, and checked as it is read. `format` writes new filesystems; the
+//! commands of `names`, `remove` and `subvolumes` change them through [`write`].
 
 mod check;
 mod copy;
@@ -10,11 +10,17 @@ mod format;
 mod format_write;
 mod info;
 mod ls;
+mod names;
+mod nested;
+mod paths;
 mod place;
+mod remove;
 mod rescue;
+mod subvolumes;
 mod tree;
 mod verify;
 mod verify_report;
+mod write;
 
 use sealblock_btrfs::inode::FileKind;
 use sealblock_btrfs_fuse::Mounted;
@@ -40,6 +46,16 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Check(arguments) => check::run(arguments),
         FsCommand::Rescue(arguments) => rescue::run(arguments),
         FsCommand::Tree(arguments) => tree::run(arguments),
+        FsCommand::Put(_) => todo!(),
+        FsCommand::Mkdir(arguments) => names::mkdir(arguments),
+        FsCommand::Rm(arguments) => remove::rm(arguments),
+        FsCommand::Rmdir(arguments) => remove::rmdir(arguments),
+        FsCommand::Mv(arguments) => names::mv(arguments),
+        FsCommand::Ln(arguments) => names::ln(arguments),
+        FsCommand::Chmod(arguments) => names::chmod(arguments),
+        FsCommand::Chown(arguments) => names::chown(arguments),
+        FsCommand::Snapshot(arguments) => subvolumes::snapshot(arguments),
+        FsCommand::Subvolume(arguments) => subvolumes::run(arguments),
     }
 }
 

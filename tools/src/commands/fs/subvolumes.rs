@@ -1,0 +1,256 @@
+//! `sealblock fs snapshot` and `sealblock fs subvolume`.
+//!
+//! A deleted subvolume is gone with the commit that removes its entry. Its nodes are dropped after that, in steps, and so
+//! are those of subvolumes that an earlier command or a crash left.
+
+use std::fmt::Write as _;
+
+use sealblock_btrfs::devices::uuid;
+use sealblock_btrfs_engine::drop::Dropped;
+use sealblock_btrfs_engine::engine::EngineError;
+use sealblock_btrfs_engine::names::Place;
+use sealblock_btrfs_engine::operations::{NewSnapshot, Resolved, SubvolumePlace};
+use sealblock_stack::filesystem::{FilesystemName, Start, filesystem_error};
+use sealblock_stack::identity::new_uuid;
+use sealblock_stack::{Cause, StackError};
+use serde::Serialize;
+
+use super::info::{SubvolumeReport, subvolume_reports, subvolume_text};
+use super::names::ownership;
+use super::paths::{Entry, own_name};
+use super::place::{printable, with_filesystem};
+use super::remove::{Removed, delete_below, delete_entry};
+use super::write::{Done, Order, Writer, change, engine_error, now};
+use crate::cli::{FsSnapshot, FsSubvolume, FsSubvolumeCommand, FsSubvolumeCreate, FsSubvolumeDelete, FsSubvolumeList};
+use crate::exit::Exit;
+use crate::interrupt;
+use crate::progress::{Show, Steps};
+use crate::report::{Lines, note, print_report};
+
+/// Steps of dropping nodes between two looks at how much is in memory.
+const STEPS_AT_ONCE: usize = 64;
+
+/// A subvolume that was made, in JSON.
+#[derive(Serialize)]
+struct Made {
+    name: String,
+    id: u64,
+    uuid: String,
+}
+
+/// A snapshot, in JSON.
+#[derive(Serialize)]
+struct Snapshot {
+    #[serde(flatten)]
+    made: Made,
+    source: u64,
+    read_only: bool,
+}
+
+impl Done for Snapshot {
+    fn text(&self) -> String {
+        format!("{}: subvolume {}, a snapshot of {}", self.made.name, self.made.id, self.source)
+    }
+}
+
+/// Subvolumes that were made, in JSON.
+#[derive(Serialize)]
+struct Created {
+    subvolumes: Vec<Made>,
+}
+
+impl Done for Created {
+    fn text(&self) -> String {
+        let lines: Vec<String> =
+            self.subvolumes.iter().map(|made| format!("{}: subvolume {}", made.name, made.id)).collect();
+        lines.join("\n")
+    }
+}
+
+/// Makes a snapshot.
+pub fn snapshot(arguments: &FsSnapshot) -> Result<Exit, StackError> {
+    let order = Order { names: &[&arguments.source, &arguments.to], json: arguments.json, needs_subvolumes: false };
+    let (id, read_only) = (new_uuid()?, arguments.read_only);
+    change(&order, async |writer| {
+        let source = writer.existing(&arguments.source).await?;
+        if !source.is_top() {
+            let why = "it is not a subvolume";
+            return Err(StackError::new(Cause::Unsuitable, "make a snapshot of", why).on(&arguments.source));
+        }
+        let entry = writer.destination(&arguments.to, own_name(&arguments.source)).await?;
+        let to = SubvolumePlace { root: entry.directory.root, place: entry.place() };
+        let new = NewSnapshot { source: source.root, uuid: id, is_read_only: read_only };
+        let made = writer.engine.create_snapshot(new, to, now()).await.map_err(entry.failed("create"))?;
+        let made = Made { name: entry.shown, id: made, uuid: uuid(&id) };
+        Ok(Snapshot { made, source: source.root, read_only })
+    })
+}
+
+/// Creates, deletes or lists.
+pub fn run(arguments: &FsSubvolume) -> Result<Exit, StackError> {
+    match &arguments.command {
+        FsSubvolumeCommand::Create(arguments) => create(arguments),
+        FsSubvolumeCommand::Delete(arguments) => delete(arguments),
+        FsSubvolumeCommand::List(arguments) => list(arguments),
+    }
+}
+
+fn create(arguments: &FsSubvolumeCreate) -> Result<Exit, StackError> {
+    let names: Vec<&FilesystemName> = arguments.names.iter().collect();
+    let order = Order { names: &names, json: arguments.json, needs_subvolumes: false };
+    let owner = ownership(arguments.owner, arguments.mode);
+    change(&order, async |writer| {
+        let mut subvolumes = Vec::new();
+        for name in &arguments.names {
+            let entry = writer.entry(name).await?;
+            let to = SubvolumePlace { root: entry.directory.root, place: entry.place() };
+            let id = new_uuid()?;
+            let made = writer.engine.create_subvolume(to, id, &owner, now()).await.map_err(entry.failed("create"))?;
+            subvolumes.push(Made { name: entry.shown, id: made, uuid: uuid(&id) });
+        }
+        Ok(Created { subvolumes })
+    })
+}
+
+/// What was deleted, in JSON.
+#[derive(Default, Serialize)]
+struct Deleted {
+    /// Numbers of the subvolumes that were deleted.
+    subvolumes: Vec<u64>,
+    /// Those whose space was freed, also of earlier deletions.
+    dropped: Vec<u64>,
+    /// Deleted ones that still use space.
+    left: Vec<u64>,
+}
+
+impl Done for Deleted {
+    fn text(&self) -> String {
+        let numbers = |ids: &[u64]| ids.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        let mut text = String::new();
+        if !self.subvolumes.is_empty() {
+            let _ = write!(text, "deleted: {}", numbers(&self.subvolumes));
+        }
+        let earlier: Vec<u64> = self.dropped.iter().copied().filter(|id| !self.subvolumes.contains(id)).collect();
+        if !earlier.is_empty() {
+            let separator = if text.is_empty() { "" } else { "\n" };
+            let _ = write!(text, "{separator}freed, deleted earlier: {}", numbers(&earlier));
+        }
+        text
+    }
+}
+
+fn delete(arguments: &FsSubvolumeDelete) -> Result<Exit, StackError> {
+    let names: Vec<&FilesystemName> = arguments.names.iter().collect();
+    let order = Order { names: &names, json: arguments.json, needs_subvolumes: arguments.recursive };
+    let show = if arguments.json { Show::Never } else { Show::OnTerminal };
+    change(&order, async |writer| {
+        let mut removed = Removed::default();
+        for name in arguments.names.iter().filter(|name| name.has_place) {
+            let entry = subvolume_entry(writer, name).await?;
+            if arguments.recursive
+                && let Some(Resolved::Subvolume(id)) = entry.found.map(|found| found.target)
+            {
+                delete_below(writer, &writer.nested.below_subvolume(id), &mut removed).await?;
+            }
+            let id = delete_entry(writer, &entry).await?;
+            removed.subvolumes.push(id);
+        }
+        let failed = |error| engine_error("write to", &error).on(arguments.names[0].devices());
+        // They are gone, whatever becomes of the rest.
+        writer.engine.commit().await.map_err(failed)?;
+        let mut deleted = Deleted { subvolumes: removed.subvolumes, ..Deleted::default() };
+        drop_dead(writer, &mut deleted, show).await.map_err(failed)?;
+        Ok(deleted)
+    })
+}
+
+/// The entry of a subvolume, by its path or its number.
+async fn subvolume_entry(writer: &Writer, name: &FilesystemName) -> Result<Entry, StackError> {
+    let id = match name.start {
+        _ if own_name(name).is_some() => return writer.entry(name).await,
+        Start::Subvolume(id) if name.path.is_empty() => id,
+        _ => {
+            let why = "the top-level subvolume and the default one cannot be deleted, and the path names no other one";
+            return Err(StackError::new(Cause::Refused, "delete", why).on(name));
+        }
+    };
+    let failed = |error: EngineError| engine_error("find", &error).on(name);
+    let (parent, directory, _, own) =
+        writer.engine.read(|transaction| transaction.place_of(id)).await.map_err(failed)?;
+    let found = writer.engine.lookup(parent, Place { directory, name: &own }).await.map_err(failed)?;
+    let directory = super::paths::Node { ino: directory, ..super::paths::Node::top(parent) };
+    Ok(Entry { directory, name: own, found, shown: name.to_string() })
+}
+
+/// Drops the nodes of deleted subvolumes, as many as there is time for.
+async fn drop_dead(writer: &Writer, deleted: &mut Deleted, show: Show) -> Result<(), EngineError> {
+    let (steps, mut from) = (Steps::new(show), 0);
+    while let Some(id) = writer.engine.change(|transaction| transaction.next_dead(from)).await? {
+        from = id + 1;
+        writer.engine.change(|transaction| transaction.open_tree(id)).await?;
+        let mut done = 0_usize;
+        let end = loop {
+            if done.is_multiple_of(STEPS_AT_ONCE) {
+                steps.at(format!("freeing the space of subvolume {id}: {done} nodes"));
+                writer.checkpoint().await?;
+            }
+            if writer.stops() {
+                break Dropped::Some;
+            }
+            match writer.engine.change(|transaction| transaction.drop_step(id)).await? {
+                Dropped::Some => done += 1,
+                end => break end,
+            }
+        };
+        match end {
+            Dropped::All => deleted.dropped.push(id),
+            Dropped::LeftToLinux => {
+                note(&format_args!(
+                    "the space of subvolume {id}, which Linux began to free, is freed at the next mount"
+                ));
+                deleted.left.push(id);
+            }
+            Dropped::Some => {
+                deleted.left.push(id);
+                interrupt::report(
+                    "freeing space",
+                    format_args!("in subvolume {id}"),
+                    "the same command, or a mount by Linux, continues",
+                );
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The subvolumes, in JSON.
+#[derive(Serialize)]
+struct Listing {
+    target: String,
+    default_subvolume: u64,
+    subvolumes: Vec<SubvolumeReport>,
+}
+
+fn list(arguments: &FsSubvolumeList) -> Result<Exit, StackError> {
+    let name = &arguments.filesystem;
+    with_filesystem(name, async |open| {
+        let filesystem = &open.filesystem;
+        let failed = |error| filesystem_error("read the subvolumes of", &error).on(name.devices());
+        let (all, lost) = filesystem.subvolumes().await;
+        let default_subvolume = filesystem.default_subvolume().await.map_err(failed)?;
+        let subvolumes = subvolume_reports(filesystem, &all).await;
+        let listing = Listing { target: name.devices(), default_subvolume, subvolumes };
+        print_report(arguments.json, &listing, || {
+            let mut lines = Lines::new(8);
+            for one in &listing.subvolumes {
+                lines.put(&one.id.to_string(), subvolume_text(one, Some(default_subvolume)));
+            }
+            lines.into_text()
+        })?;
+        lost.iter().for_each(|error| {
+            note(&format_args!("{}: lost: {}", name.devices(), printable(error.to_string().as_bytes())))
+        });
+        Ok(if lost.is_empty() { Exit::Clean } else { Exit::DamageFound })
+    })
+}
