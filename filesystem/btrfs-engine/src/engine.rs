@@ -37,6 +37,7 @@ use sealblock_runtime_memory::Slice;
 use zerocopy::FromBytes;
 
 use crate::chunks::Chunks;
+use crate::data::DataState;
 use crate::gate::Gate;
 use crate::open;
 use crate::operations::Numbers;
@@ -67,11 +68,19 @@ pub enum EngineError {
 pub struct EngineOptions {
     /// The memory for nodes that were read, in bytes.
     pub cache_bytes: usize,
+    /// The memory for changed nodes, in bytes, after which a write of data commits. [default: 64 MiB]
+    pub max_dirty_bytes: usize,
+    /// True if the checksums of data are computed before the data are written, and not meanwhile. [default: false]
+    pub sync_csum: bool,
 }
+
+/// The default of [`EngineOptions::max_dirty_bytes`].
+const DEFAULT_DIRTY_BYTES: usize = 64 << 20;
 
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
-        EngineOptions { cache_bytes: sealblock_btrfs::nodes::DEFAULT_CACHE_BYTES }
+        let cache_bytes = sealblock_btrfs::nodes::DEFAULT_CACHE_BYTES;
+        EngineOptions { cache_bytes, max_dirty_bytes: DEFAULT_DIRTY_BYTES, sync_csum: false }
     }
 }
 
@@ -89,6 +98,8 @@ pub struct Engine {
     stopped: RefCell<Option<Rc<str>>>,
     bad_copies: RefCell<Vec<BadCopy>>,
     pub(crate) numbers: RefCell<Numbers>,
+    options: EngineOptions,
+    data: DataState,
 }
 
 impl Engine {
@@ -120,6 +131,8 @@ impl Engine {
             stopped: RefCell::default(),
             bad_copies: RefCell::default(),
             numbers: RefCell::default(),
+            options,
+            data: DataState::default(),
         };
         for id in opened.trees {
             engine.change(|transaction| transaction.open_tree(id)).await?;
@@ -133,8 +146,22 @@ impl Engine {
         self.durable.get()
     }
 
+    /// The options with which it was opened.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    pub(crate) fn data(&self) -> &DataState {
+        &self.data
+    }
+
+    /// The open transaction. It is never borrowed across an await.
+    pub(crate) fn transaction(&self) -> &RefCell<Transaction> {
+        &self.transaction
+    }
+
     /// The devices, and the places of logical addresses now.
-    fn storage(&self) -> Storage {
+    pub(crate) fn storage(&self) -> Storage {
         let map = Rc::clone(self.transaction.borrow().chunks.map());
         Storage { devices: Rc::clone(&self.devices), map }
     }
@@ -144,7 +171,7 @@ impl Engine {
         self.failed.borrow().iter().copied().collect()
     }
 
-    /// Damaged copies of nodes that were read since the last call, whose other copies were good.
+    /// Damaged copies of nodes and data that were read since the last call, whose other copies were good.
     pub fn take_bad_copies(&self) -> Vec<BadCopy> {
         self.bad_copies.take()
     }
@@ -186,7 +213,7 @@ impl Engine {
     ///
     /// # Errors
     /// Those of `read`, or if a node cannot be read.
-    pub async fn read<T>(
+    pub async fn inspect<T>(
         &self,
         mut read: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
     ) -> Result<T, EngineError> {
@@ -251,13 +278,17 @@ impl Engine {
         let (storage, geometry) = (self.storage(), *self.transaction.borrow().geometry());
         let check = |bytes: &[u8]| check_node(bytes, &geometry, expected).map(drop).map_err(CopyFault::Node);
         let read = storage.read_whole(expected.bytenr, geometry.node_bytes.into(), check).await?;
-        let mut bad = self.bad_copies.borrow_mut();
-        let room = MAX_BAD_COPIES - bad.len().min(MAX_BAD_COPIES);
-        bad.extend(read.bad.into_iter().take(room));
+        self.remember_bad(read.bad);
         Ok(read.data)
     }
 
-    fn check_stopped(&self) -> Result<(), EngineError> {
+    pub(crate) fn remember_bad(&self, bad: Vec<BadCopy>) {
+        let mut all = self.bad_copies.borrow_mut();
+        let room = MAX_BAD_COPIES - all.len().min(MAX_BAD_COPIES);
+        all.extend(bad.into_iter().take(room));
+    }
+
+    pub(crate) fn check_stopped(&self) -> Result<(), EngineError> {
         match &*self.stopped.borrow() {
             Some(why) => Err(EngineError::Stopped(why.clone())),
             None => Ok(()),
@@ -265,7 +296,7 @@ impl Engine {
     }
 
     /// Nothing is written any more. The first reason counts.
-    fn stop(&self, why: String) -> EngineError {
+    pub(crate) fn stop(&self, why: String) -> EngineError {
         let mut stopped = self.stopped.borrow_mut();
         let why = stopped.get_or_insert_with(|| {
             tracing::error!(%why, "the filesystem is not written any more");
@@ -280,7 +311,25 @@ impl Engine {
     /// If they cannot be written. Nothing is written any more then.
     pub async fn commit(&self) -> Result<u64, EngineError> {
         let _committing = self.committing.lock().await;
+        self.commit_alone().await
+    }
+
+    /// Makes the changes of a transaction durable, with all that came since, if they are not. Whoever comes while a
+    /// commit is written shares the next one.
+    ///
+    /// # Errors
+    /// As for [`Engine::commit`].
+    pub async fn commit_through(&self, generation: u64) -> Result<u64, EngineError> {
+        let _committing = self.committing.lock().await;
+        match self.durable.get() {
+            durable if durable >= generation => Ok(durable),
+            _ => self.commit_alone().await,
+        }
+    }
+
+    async fn commit_alone(&self) -> Result<u64, EngineError> {
         self.check_stopped()?;
+        self.poll_abandoned_once().await;
         let frozen = {
             let _closed = self.gate.close();
             match self.settle().await {
@@ -289,7 +338,10 @@ impl Engine {
             }
             self.freeze()?
         };
-        self.write(frozen).await
+        let unfinished = Unfinished(self);
+        let written = self.write_frozen(frozen).await;
+        std::mem::forget(unfinished);
+        written
     }
 
     /// Brings the open transaction into the state that is committed.
@@ -352,21 +404,14 @@ impl Engine {
     }
 
     /// Writes a frozen transaction, and makes it durable.
-    async fn write(&self, frozen: Frozen) -> Result<u64, EngineError> {
+    async fn write_frozen(&self, frozen: Frozen) -> Result<u64, EngineError> {
         let Frozen { nodes, mut superblock, pinned, removed, storage, devices } = frozen;
         let storage = &storage;
-        let writes = nodes.iter().map(|(bytenr, bytes)| async move {
-            let failed = storage.write(*bytenr, bytes).await?;
-            let copies = storage.map.locate(*bytenr, 1)?.copies.len();
-            Ok::<_, FsError>((failed, copies))
-        });
+        let writes = nodes.iter().map(|(bytenr, bytes)| async move { storage.write(*bytenr, bytes).await });
         let mut writes = stream::iter(writes).buffer_unordered(NODES_IN_FLIGHT);
         while let Some(written) = writes.next().await {
-            let (failed, copies) = written.map_err(|error| self.stop(format!("a node cannot be written: {error}")))?;
-            if let Some(bad) = failed.first().filter(|_| failed.len() >= copies) {
-                return Err(self.stop(format!("no copy of a node can be written: {bad}")));
-            }
-            failed.iter().for_each(|bad| self.device_failed(bad.place.devid, &bad.fault));
+            let judged = self.judge_write(storage, written, true);
+            judged.map_err(|error| self.stop(format!("a node cannot be written: {error}")))?;
         }
         drop(writes);
         if let Some((devid, fault)) = storage.devices.flush(&self.sound(&devices)).await.into_iter().next() {
@@ -391,6 +436,7 @@ impl Engine {
         transaction.nodes.thaw();
         transaction.chunks.settle_removed(&removed);
         transaction.space.unpin(pinned).map_err(|error| self.stop(error.to_string()))?;
+        self.data.files.committed(generation);
         Ok(generation)
     }
 
@@ -400,8 +446,27 @@ impl Engine {
         devices.iter().map(|item| item.devid.get()).filter(|devid| !failed.contains(devid)).collect()
     }
 
-    fn device_failed(&self, devid: u64, fault: &CopyFault) {
+    pub(crate) fn has_failed(&self, devid: u64) -> bool {
+        self.failed.borrow().contains(&devid)
+    }
+
+    /// Flushes all devices that are not left behind.
+    ///
+    /// # Errors
+    /// If one cannot be flushed. Nothing is written any more then.
+    pub(crate) async fn flush(&self) -> Result<(), EngineError> {
+        let devices: Vec<DevItem> = self.transaction.borrow().chunks.devices().copied().collect();
+        match self.devices.flush(&self.sound(&devices)).await.into_iter().next() {
+            None => Ok(()),
+            Some((devid, fault)) => {
+                Err(self.stop(format!("what was written to device {devid} may not be durable: {fault}")))
+            }
+        }
+    }
+
+    pub(crate) fn device_failed(&self, devid: u64, fault: &CopyFault) {
         if self.failed.borrow_mut().insert(devid) {
+            self.devices.leave_behind(devid);
             tracing::error!(devid, %fault, "a device cannot be written, and is left behind");
         }
     }
@@ -417,6 +482,15 @@ struct Frozen {
     removed: Vec<u64>,
     storage: Storage,
     devices: Vec<DevItem>,
+}
+
+/// A transaction that is being written. If that is given up, nobody knows what of it is there.
+struct Unfinished<'a>(&'a Engine);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.stop("the writing of a transaction was given up".into());
+    }
 }
 
 /// The nodes that a change holds in memory.

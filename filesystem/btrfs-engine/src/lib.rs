@@ -50,6 +50,7 @@ pub mod change;
 pub mod chunks;
 pub mod cow;
 pub mod csums;
+pub mod data;
 pub mod drop;
 pub mod engine;
 pub mod file_map;

@@ -45,9 +45,16 @@ pub struct Device {
     pub generation: u64,
     /// True if another device has a later transaction, and this one may lack some of it.
     pub is_stale: bool,
+    /// True if a write to it failed since it was opened.
+    is_behind: Cell<bool>,
 }
 
 impl Device {
+    /// True if it may lack something that another device has: it is stale, or a write to it failed.
+    pub fn may_lack(&self) -> bool {
+        self.is_stale || self.is_behind.get()
+    }
+
     /// True if it checks its blocks against protection information that it stores itself.
     pub fn has_seals(&self) -> bool {
         self.device.geometry().protection.is_some() || self.device.abilities().seals
@@ -106,7 +113,8 @@ impl DeviceSet {
                 fault,
             }));
             let generation = geometry.generation;
-            devices.insert(devid, Device { name: name.clone(), device, item, generation, is_stale: false });
+            let is_behind = Cell::default();
+            devices.insert(devid, Device { name: name.clone(), device, item, generation, is_stale: false, is_behind });
             if newest.as_ref().is_none_or(|(_, newest, _)| newest.generation < generation) {
                 newest = Some((superblock, geometry, name));
             }
@@ -132,7 +140,8 @@ impl DeviceSet {
         let mut devices = BTreeMap::new();
         for (target, IntactCopy { superblock, geometry, .. }) in targets {
             let (name, device, item) = (target.name.clone(), target.device.clone(), superblock.dev_item);
-            let device = Device { name, device, item, generation: geometry.generation, is_stale: false };
+            let generation = geometry.generation;
+            let device = Device { name, device, item, generation, is_stale: false, is_behind: Cell::default() };
             devices.entry(item.devid.get()).or_insert(device);
         }
         let (superblock, geometry) = (copy.superblock.clone(), copy.geometry);
@@ -157,6 +166,13 @@ impl DeviceSet {
     /// The device with this number, if it is present.
     pub fn get(&self, devid: u64) -> Option<&Device> {
         self.devices.get(&devid)
+    }
+
+    /// A write to a device failed: other copies are read first, and without a checksum only these.
+    pub fn leave_behind(&self, devid: u64) {
+        if let Some(device) = self.get(devid) {
+            device.is_behind.set(true);
+        }
     }
 
     /// All present devices, by number.

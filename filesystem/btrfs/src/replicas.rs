@@ -16,7 +16,7 @@ use sealblock_btrfs_format::superblock::Geometry;
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::chunk_map::{ChunkMap, Located, Row};
-use crate::devices::DeviceSet;
+use crate::devices::{Device, DeviceSet};
 use crate::error::{BadCopy, CopyFault, FsError, Lost};
 use crate::parity::{self, Role};
 
@@ -113,15 +113,20 @@ impl Storage {
     fn order(&self, located: &Located) -> impl Iterator<Item = usize> + use<'_> {
         let is_stale = |mirror: &usize| {
             let place = located.copies.get(*mirror);
-            place.and_then(|place| self.devices.get(place.devid)).is_some_and(|device| device.is_stale)
+            place.and_then(|place| self.devices.get(place.devid)).is_some_and(Device::may_lack)
         };
         let (stale, fresh): (Vec<usize>, Vec<usize>) = (0..Storage::mirrors(located)).partition(is_stale);
         fresh.into_iter().chain(stale)
     }
 
-    /// True if a mirror needs a device that missed transactions.
+    /// True if a mirror needs a device that missed transactions, or one that missed a write while another copy did not.
     fn is_stale(&self, located: &Located, mirror: usize) -> bool {
-        let stale = |devid: u64| self.devices.get(devid).is_some_and(|device| device.is_stale);
+        let may_lack = |devid: u64| self.devices.get(devid).is_some_and(Device::may_lack);
+        let has_other = located.copies.iter().any(|place| !may_lack(place.devid));
+        let stale = |devid: u64| {
+            let device = self.devices.get(devid);
+            device.is_some_and(|device| device.is_stale || has_other && device.may_lack())
+        };
         match (&located.row, mirror) {
             (Some(row), 1..) => row.pieces.iter().any(|(_, place)| stale(place.devid)),
             _ => located.copies.get(mirror).is_some_and(|place| stale(place.devid)),

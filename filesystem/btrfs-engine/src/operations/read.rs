@@ -58,7 +58,7 @@ impl Engine {
         root: u64,
         mut read: impl FnMut(&Transaction, &SubvolumePlan<'_>) -> Result<T, ChangeError>,
     ) -> Result<T, EngineError> {
-        self.read(|transaction| {
+        self.inspect(|transaction| {
             transaction.open_subvolume(root, Access::Read)?;
             let transaction = &*transaction;
             // A result with its own error: the plan's is another one.
@@ -72,7 +72,7 @@ impl Engine {
     /// # Errors
     /// If the root tree cannot be read.
     pub async fn default_subvolume(&self) -> Result<u64, EngineError> {
-        self.read(|transaction| transaction.default_subvolume()).await
+        self.inspect(|transaction| transaction.default_subvolume()).await
     }
 
     /// Looks a name up. `None` if the directory has no such name.

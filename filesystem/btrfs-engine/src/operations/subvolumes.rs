@@ -165,7 +165,7 @@ impl Engine {
     /// # Errors
     /// If there is no such subvolume, or something cannot be read.
     pub async fn is_read_only(&self, root: u64) -> Result<bool, EngineError> {
-        self.read(|transaction| {
+        self.inspect(|transaction| {
             transaction.open_subvolume(root, Access::Read)?;
             transaction.is_read_only(root)
         })

@@ -80,12 +80,22 @@ impl Disks {
     }
 
     pub fn open(&self) -> Filesystem {
+        self.open_through(|name, memory| DynDevice::new(name, memory))
+    }
+
+    /// Opens it with something in front of each device.
+    pub fn open_through(&self, through: impl Fn(String, Rc<MemoryDevice>) -> DynDevice) -> Filesystem {
         let candidate = |(index, memory): (usize, &Rc<MemoryDevice>)| {
             let name = format!("memory {index}");
-            Candidate { device: DynDevice::new(name.clone(), Rc::clone(memory)), name }
+            Candidate { device: through(name.clone(), Rc::clone(memory)), name }
         };
         let candidates = self.memory.iter().enumerate().map(candidate).collect();
         block_on(Filesystem::open(candidates, OpenOptions::default())).unwrap()
+    }
+
+    /// A device.
+    pub fn memory(&self, index: usize) -> &MemoryDevice {
+        &self.memory[index]
     }
 
     /// Our own check finds nothing.

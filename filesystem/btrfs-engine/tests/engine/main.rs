@@ -6,8 +6,12 @@
 
 mod commits;
 mod crash;
+mod data;
+mod data_faults;
 mod disks;
 mod drop;
+mod faulty;
+mod files;
 mod items;
 mod names;
 mod scan;

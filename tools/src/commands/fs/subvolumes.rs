@@ -176,7 +176,7 @@ async fn subvolume_entry(writer: &Writer, name: &FilesystemName) -> Result<Entry
     };
     let failed = |error: EngineError| engine_error("find", &error).on(name);
     let (parent, directory, _, own) =
-        writer.engine.read(|transaction| transaction.place_of(id)).await.map_err(failed)?;
+        writer.engine.inspect(|transaction| transaction.place_of(id)).await.map_err(failed)?;
     let found = writer.engine.lookup(parent, Place { directory, name: &own }).await.map_err(failed)?;
     let directory = super::paths::Node { ino: directory, ..super::paths::Node::top(parent) };
     Ok(Entry { directory, name: own, found, shown: name.to_string() })

@@ -189,7 +189,7 @@ impl Writer {
 
     /// Commits if much was changed since the last time. Called between steps.
     pub async fn checkpoint(&self) -> Result<(), EngineError> {
-        let nodes = self.engine.read(|transaction| {
+        let nodes = self.engine.inspect(|transaction| {
             Ok(transaction.nodes.dirty_count().saturating_mul(transaction.geometry().node_bytes as usize))
         });
         if nodes.await? > MAX_DIRTY_BYTES {

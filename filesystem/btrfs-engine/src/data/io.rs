@@ -1,0 +1,281 @@
+//! Space for data that has no extent yet, and writes in flight.
+//!
+//! Invariants:
+//! - Space that was allocated is given back if nothing was sent to it, pinned if something was, and kept if an extent
+//!   has it. Nothing is lost when a request ends early.
+//! - A write that was begun is never given up: if its request ends, the engine keeps the write until the devices have
+//!   answered, and only then is its space pinned. Otherwise it could land where other data are then.
+//! - A device that missed a write that others have is left behind. If none has it, nothing refers to it, and no device
+//!   is behind.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::ops::Range;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
+use futures_util::stream::{self, StreamExt};
+use sealblock_btrfs::replicas::Storage;
+use sealblock_btrfs::{BadCopy, FsError, Lost, Place};
+use sealblock_btrfs_format::checksum::ChecksumType;
+use sealblock_runtime_memory::Slice;
+
+use crate::engine::{Engine, EngineError};
+use crate::reserve::TreeCost;
+use crate::transaction::ChangeError;
+
+/// The number of extents that are written at once.
+const EXTENTS_IN_FLIGHT: usize = 16;
+/// Bytes whose checksums are computed before the writes in flight are looked at.
+const SUM_STEP_BYTES: usize = 64 << 10;
+/// The longest extent, as in Linux.
+pub(super) const MAX_EXTENT_BYTES: u64 = 128 << 20;
+
+/// The copies that failed, or why nothing was written.
+pub(super) type WriteOutcome = Result<Vec<BadCopy>, FsError>;
+
+/// A write that devices are executing. It needs nothing of whoever requested it.
+pub(super) type WriteFuture = LocalBoxFuture<'static, WriteOutcome>;
+
+/// A write whose request is gone, with its space.
+pub(crate) struct AbandonedWrite {
+    write: WriteFuture,
+    space: Vec<Range<u64>>,
+}
+
+/// Counters of the data path.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub sum_time: Cell<Duration>,
+    pub hidden_sum_time: Cell<Duration>,
+    pub abandoned: Cell<u64>,
+    pub repaired: Cell<u64>,
+}
+
+/// Space that was allocated and has no extent, and the write to it.
+pub(super) struct Reserved<'e> {
+    engine: &'e Engine,
+    space: Vec<Range<u64>>,
+    is_sent: bool,
+    write: Option<WriteFuture>,
+}
+
+impl<'e> Reserved<'e> {
+    pub fn new(engine: &'e Engine) -> Reserved<'e> {
+        Reserved { engine, space: Vec::new(), is_sent: false, write: None }
+    }
+
+    pub fn push(&mut self, range: Range<u64>) {
+        self.space.push(range);
+    }
+
+    /// Extents have it.
+    pub fn keep(mut self) {
+        self.space.clear();
+    }
+
+    /// Begins a write: it runs when it is polled.
+    pub fn send(&mut self, write: WriteFuture) {
+        (self.is_sent, self.write) = (true, Some(write));
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<WriteOutcome> {
+        let Some(write) = &mut self.write else { return Poll::Ready(Ok(Vec::new())) };
+        let outcome = std::task::ready!(write.poll_unpin(context));
+        self.write = None;
+        Poll::Ready(outcome)
+    }
+
+    /// Lets the write go on. Returns its outcome if it has completed.
+    pub async fn step(&mut self) -> Option<WriteOutcome> {
+        poll_fn(|context| match self.poll(context) {
+            Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+            Poll::Pending => Poll::Ready(None),
+        })
+        .await
+    }
+
+    /// Waits until the write has completed.
+    pub async fn completed(&mut self) -> WriteOutcome {
+        poll_fn(|context| self.poll(context)).await
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        let space = std::mem::take(&mut self.space);
+        match self.write.take() {
+            Some(write) => self.engine.data().abandon(AbandonedWrite { write, space }),
+            None => self.engine.release_space(space, self.is_sent),
+        }
+    }
+}
+
+/// Writes extents to all their copies.
+pub(super) fn write_all(storage: Storage, extents: Vec<(u64, Slice)>, held: impl Sized + 'static) -> WriteFuture {
+    Box::pin(async move {
+        let storage = &storage;
+        let write = |(logical, data): (u64, Slice)| async move { storage.write(logical, &data).await };
+        let mut writes = stream::iter(extents).map(write).buffer_unordered(EXTENTS_IN_FLIGHT);
+        let mut outcome = Ok(Vec::new());
+        // All of them are waited for, whatever becomes of one.
+        while let Some(written) = writes.next().await {
+            match (&mut outcome, written) {
+                (Ok(bad), Ok(more)) => bad.extend(more),
+                (Ok(_), Err(error)) => outcome = Err(error),
+                (Err(_), _) => {}
+            }
+        }
+        drop(held);
+        outcome
+    })
+}
+
+/// Computes the checksums of extents while they are being written. Returns them with the outcome of the write.
+pub(super) async fn sums_in_flight(
+    reserved: &mut Reserved<'_>,
+    extents: &[(u64, Slice)],
+    (checksum, sector_bytes): (ChecksumType, usize),
+) -> (Vec<(u64, Vec<u8>)>, WriteOutcome) {
+    let (engine, mut all) = (reserved.engine, Vec::with_capacity(extents.len()));
+    let is_synchronous = engine.options().sync_csum;
+    let mut outcome = if is_synchronous { None } else { reserved.step().await };
+    for (logical, data) in extents {
+        let mut sums = Vec::with_capacity(data.len() / sector_bytes * checksum.bytes());
+        for part in data.chunks(SUM_STEP_BYTES) {
+            let begun = Instant::now();
+            for sector in part.chunks(sector_bytes) {
+                sums.extend_from_slice(checksum.compute(sector).as_bytes());
+            }
+            let time = begun.elapsed();
+            if outcome.is_none() && !is_synchronous {
+                outcome = reserved.step().await;
+            }
+            engine.data().counters.add_sum_time(time, outcome.is_none() && !is_synchronous);
+        }
+        all.push((*logical, sums));
+    }
+    let outcome = match outcome {
+        Some(outcome) => outcome,
+        None => reserved.completed().await,
+    };
+    (all, outcome)
+}
+
+impl Counters {
+    fn add_sum_time(&self, time: Duration, is_hidden: bool) {
+        self.sum_time.set(self.sum_time.get() + time);
+        if is_hidden {
+            self.hidden_sum_time.set(self.hidden_sum_time.get() + time);
+        }
+    }
+}
+
+impl Engine {
+    /// Allocates space for data, at most these bytes and the longest extent, if there is space for the change of items
+    /// that it is for as well.
+    pub(super) async fn allocate(&self, bytes: u64, cost: TreeCost) -> Result<Range<u64>, EngineError> {
+        let bytes = bytes.min(MAX_EXTENT_BYTES);
+        let is_waiting = self.poll_abandoned_once().await;
+        let allocate = || {
+            self.change(|transaction| {
+                let range = transaction.allocate_data(bytes)?;
+                // Data and metadata may share block groups.
+                if let Err(error) = transaction.admit(&[cost], 1, false) {
+                    transaction.space.give_back(range)?;
+                    return Err(error);
+                }
+                Ok(range)
+            })
+        };
+        match allocate().await {
+            Err(EngineError::Change(ChangeError::Space(_))) if is_waiting => {
+                self.finish_writes().await;
+                self.commit().await?;
+                allocate().await
+            }
+            result => result,
+        }
+    }
+
+    /// Gives space back that has no extent. If something was sent to it, it is free after the next commit.
+    fn release_space(&self, space: Vec<Range<u64>>, is_sent: bool) {
+        if space.is_empty() {
+            return;
+        }
+        let Ok(mut transaction) = self.transaction().try_borrow_mut() else {
+            debug_assert!(false, "space is released while the transaction is used");
+            return;
+        };
+        for range in space {
+            if is_sent {
+                transaction.space.pin(range);
+            } else if let Err(error) = transaction.space.give_back(range) {
+                tracing::error!(%error, "space that was allocated cannot be given back");
+            }
+        }
+    }
+
+    /// Lets writes go on whose requests are gone. Returns true if there are any left.
+    pub(crate) fn poll_abandoned(&self, context: &mut Context<'_>) -> bool {
+        let mut writes = self.data().take_abandoned();
+        writes.retain_mut(|abandoned| match abandoned.write.poll_unpin(context) {
+            Poll::Pending => true,
+            Poll::Ready(_) => {
+                self.release_space(std::mem::take(&mut abandoned.space), true);
+                false
+            }
+        });
+        self.data().put_abandoned(writes)
+    }
+
+    pub(crate) async fn poll_abandoned_once(&self) -> bool {
+        poll_fn(|context| Poll::Ready(self.poll_abandoned(context))).await
+    }
+
+    /// Waits for writes whose requests were given up. To be called before the devices are closed.
+    pub async fn finish_writes(&self) {
+        poll_fn(|context| if self.poll_abandoned(context) { Poll::Pending } else { Poll::Ready(()) }).await;
+    }
+
+    /// Judges a write: every sector must be on a device that is not left behind. Devices that missed something that
+    /// others have are left behind. If a device has two copies and missed one, a checksum tells which, so `has_sums`
+    /// decides whether that is enough.
+    ///
+    /// # Errors
+    /// If no such copy of a piece was written.
+    pub(crate) fn judge_write(
+        &self,
+        storage: &Storage,
+        outcome: WriteOutcome,
+        has_sums: bool,
+    ) -> Result<(), EngineError> {
+        let bad = outcome?;
+        let (mut behind, mut damaged) = (Vec::new(), Vec::new());
+        for one in &bad {
+            let logical = one.logical.unwrap_or(0);
+            let places = storage.map.locate(logical, 1).map_err(FsError::from)?.copies;
+            let same_piece = || bad.iter().filter(|other| other.logical == one.logical);
+            let is_good =
+                |place: &&Place| !self.has_failed(place.devid) && same_piece().all(|other| other.place != **place);
+            let good: Vec<&Place> = places.iter().filter(is_good).collect();
+            let is_enough = match good.iter().any(|place| place.devid == one.place.devid) {
+                true => has_sums,
+                false => !good.is_empty(),
+            };
+            if !is_enough {
+                let (copies, bytes) = (same_piece().cloned().collect(), storage.geometry().sector_bytes.into());
+                return Err(FsError::Lost(Box::new(Lost { logical, bytes, copies })).into());
+            }
+            match good.iter().any(|place| place.devid == one.place.devid) {
+                true => damaged.push(one.clone()),
+                false => behind.push(one),
+            }
+        }
+        behind.iter().for_each(|bad| self.device_failed(bad.place.devid, &bad.fault));
+        self.remember_bad(damaged);
+        Ok(())
+    }
+}

@@ -1,0 +1,225 @@
+//! Devices that fail or are slow while data are written, requests that are given up, and bad copies.
+
+use std::rc::Rc;
+
+use futures_executor::block_on;
+use futures_util::FutureExt;
+use futures_util::future::join;
+use sealblock_block::DynDevice;
+use sealblock_btrfs::FsError;
+use sealblock_btrfs_engine::engine::{Engine, EngineError, EngineOptions};
+use sealblock_media_memory::Corruption;
+use sealblock_runtime_memory::Slice;
+use sealblock_units::Lba;
+
+use crate::disks::Disks;
+use crate::faulty::{Faults, FaultyDevice};
+use crate::files::{Kind, ROOT, assert_content, create, read_all, write};
+
+/// An engine, and what its devices do to writes.
+fn open(disks: &Disks, options: EngineOptions) -> (Engine, Vec<Rc<Faults>>) {
+    let faults = std::cell::RefCell::new(Vec::new());
+    let filesystem = disks.open_through(|name, memory| {
+        let own = Rc::new(Faults::default());
+        faults.borrow_mut().push(Rc::clone(&own));
+        DynDevice::new(name, FaultyDevice { memory, faults: own })
+    });
+    (block_on(Engine::open(&filesystem, options)).unwrap(), faults.into_inner())
+}
+
+const MIRROR: [&str; 4] = ["-m", "raid1", "-d", "raid1"];
+
+#[test]
+fn a_copy_that_cannot_be_written_leaves_its_device_behind() {
+    for kind in [Kind::Plain, Kind::NoCow] {
+        let Some(disks) = Disks::make(2, 256, &MIRROR) else { return };
+        let (engine, faults) = open(&disks, EngineOptions::default());
+        let ino = create(&engine, "file", kind);
+        write(&engine, ino, 0, &[1; 100_000]);
+        block_on(engine.commit()).unwrap();
+        faults[0].failing.set(1);
+        write(&engine, ino, 0, &[2; 100_000]);
+        assert_content(&engine, ino, &[2; 100_000]);
+        block_on(engine.commit()).unwrap();
+        assert_content(&engine, ino, &[2; 100_000]);
+        drop(engine);
+        let filesystem = disks.open();
+        let stale: Vec<bool> = filesystem.storage().devices.iter().map(|(_, device)| device.is_stale).collect();
+        assert_eq!(stale, [true, false]);
+        let opened = block_on(Engine::open(&filesystem, EngineOptions::default()));
+        assert!(matches!(opened, Err(EngineError::Read(FsError::NotWritable(_)))));
+    }
+}
+
+#[test]
+fn data_of_which_no_copy_can_be_written_change_nothing() {
+    for (devices, options) in [(1, &["-m", "single"][..]), (2, &MIRROR)] {
+        let Some(disks) = Disks::make(devices, 256, options) else { return };
+        let (engine, faults) = open(&disks, EngineOptions::default());
+        let ino = create(&engine, "file", Kind::Plain);
+        write(&engine, ino, 0, &[1; 9000]);
+        faults.iter().for_each(|faults| faults.failing.set(1));
+        let failed = block_on(engine.write(ROOT, ino, 5000, Slice::copy_from(&[2; 9000])));
+        assert!(matches!(failed, Err(EngineError::Read(FsError::Lost(_)))), "{failed:?}");
+        assert_content(&engine, ino, &[1; 9000]);
+        assert_eq!(engine.size_ahead(ROOT, ino), None);
+        block_on(engine.commit()).unwrap();
+        assert_content(&engine, ino, &[1; 9000]);
+        write(&engine, ino, 5000, &[3; 9000]);
+        block_on(engine.commit()).unwrap();
+        drop(engine);
+        disks.assert_consistent();
+        disks.assert_checked_by_program();
+    }
+}
+
+#[test]
+fn checksums_are_made_while_the_data_are_written() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    for sync_csum in [false, true] {
+        let (engine, faults) = open(&disks, EngineOptions { sync_csum, ..EngineOptions::default() });
+        let ino = create(&engine, &format!("file {sync_csum}"), Kind::Plain);
+        faults[0].delays.set(1000);
+        write(&engine, ino, 0, &vec![5; 2 << 20]);
+        let counters = engine.data_counters();
+        assert!(counters.sum_time > std::time::Duration::ZERO);
+        assert_eq!(counters.hidden_sum_time.is_zero(), sync_csum, "{counters:?}");
+        assert_content(&engine, ino, &vec![5; 2 << 20]);
+    }
+}
+
+#[test]
+fn a_request_that_is_given_up_changes_nothing_and_its_space_waits_for_the_device() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    for kind in [Kind::Plain, Kind::NoCow] {
+        let (engine, faults) = open(&disks, EngineOptions::default());
+        let ino = create(&engine, &format!("{kind:?}"), kind);
+        write(&engine, ino, 0, &[1; 8192]);
+        block_on(engine.commit()).unwrap();
+        faults[0].hold(1);
+        assert!(engine.write(ROOT, ino, 0, Slice::copy_from(&[2; 8192])).now_or_never().is_none());
+        assert_eq!(engine.data_counters().abandoned_writes, 1);
+        if kind == Kind::Plain {
+            assert_content(&engine, ino, &[1; 8192]);
+            // The space is not used again, whatever is committed meanwhile.
+            for round in 0..3 {
+                write(&engine, ino, 0, &[round; 8192]);
+                block_on(engine.commit()).unwrap();
+                assert_content(&engine, ino, &[round; 8192]);
+            }
+        } else {
+            // Data in place are locked until the device has answered.
+            let mut waits = Box::pin(engine.read(ROOT, ino, 0, 10));
+            assert!((&mut waits).now_or_never().is_none());
+            faults[0].release();
+            assert_eq!(block_on(waits).unwrap()[..], [2; 10]);
+        }
+        faults[0].release();
+        block_on(engine.finish_writes());
+        let expected = read_all(&engine, ino, 8192);
+        block_on(engine.commit()).unwrap();
+        assert_content(&engine, ino, &expected);
+        drop(engine);
+        disks.assert_consistent();
+    }
+    disks.assert_checked_by_program();
+}
+
+#[test]
+fn a_size_is_stored_when_all_before_it_is_written() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    let (engine, faults) = open(&disks, EngineOptions::default());
+    for fails in [false, true] {
+        let ino = create(&engine, &format!("{fails}"), Kind::Plain);
+        write(&engine, ino, 0, &[1; 4096]);
+        faults[0].hold(1);
+        let mut first = Box::pin(engine.write(ROOT, ino, 4096, Slice::copy_from(&[2; 4096])));
+        assert!((&mut first).now_or_never().is_none());
+        write(&engine, ino, 8192, &[3; 4096]);
+        assert_eq!(engine.size_ahead(ROOT, ino), Some(12288));
+        block_on(engine.commit()).unwrap();
+        disks.assert_consistent();
+        let stored = |disks: &Disks| {
+            let again = block_on(Engine::open(&disks.open(), EngineOptions::default()));
+            drop(again);
+        };
+        let _ = stored;
+        let (done, synced) = if fails {
+            drop(first);
+            (
+                None,
+                block_on(async {
+                    faults[0].release();
+                    engine.fsync(ROOT, ino).await
+                }),
+            )
+        } else {
+            let both = block_on(join(first, async {
+                let synced = engine.fsync(ROOT, ino);
+                faults[0].release();
+                synced.await
+            }));
+            (Some(both.0.unwrap()), both.1)
+        };
+        synced.unwrap();
+        assert_eq!((engine.size_ahead(ROOT, ino), done.is_some()), (None, !fails));
+        let middle = if fails { 0 } else { 2 };
+        assert_content(&engine, ino, &[[1; 4096], [middle; 4096], [3; 4096]].concat());
+    }
+    block_on(engine.finish_writes());
+    block_on(engine.commit()).unwrap();
+    drop(engine);
+    disks.assert_consistent();
+    disks.assert_checked_by_program();
+}
+
+#[test]
+fn bad_copies_are_written_anew_when_they_are_read() {
+    let Some(disks) = Disks::make(2, 256, &MIRROR) else { return };
+    let (engine, _) = open(&disks, EngineOptions::default());
+    let ino = create(&engine, "file", Kind::Plain);
+    let mark = [0xa7; 32];
+    let mut content = vec![7; 300_000];
+    content[200_000..200_032].copy_from_slice(&mark);
+    write(&engine, ino, 0, &content);
+    block_on(engine.commit()).unwrap();
+    // The sector with the mark, on the first device.
+    disks.save();
+    let image = std::fs::read(&disks.images[0]).unwrap();
+    let at = image.windows(32).position(|bytes| bytes == mark).unwrap() as u64;
+    assert!(disks.memory(0).damage(Lba::new(at / 4096), Corruption::Data { at: 9, mask: 1 }));
+    assert_content(&engine, ino, &content);
+    let bad = engine.take_bad_copies();
+    assert_eq!((bad.len(), engine.data_counters().repaired_sectors), (1, 1), "{bad:?}");
+    assert_content(&engine, ino, &content);
+    assert!(engine.take_bad_copies().is_empty());
+    drop(engine);
+    disks.assert_checked_by_program();
+}
+
+#[test]
+fn a_snapshot_waits_for_data_that_are_written_in_place() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    let (engine, faults) = open(&disks, EngineOptions::default());
+    let ino = create(&engine, "file", Kind::NoCow);
+    write(&engine, ino, 0, &[1; 8192]);
+    block_on(engine.fsync(ROOT, ino)).unwrap();
+    let durable = engine.durable_generation();
+    faults[0].hold(1);
+    let mut in_place = Box::pin(engine.write(ROOT, ino, 0, Slice::copy_from(&[2; 8192])));
+    assert!((&mut in_place).now_or_never().is_none());
+    let mut hold = Box::pin(engine.hold_in_place_writes(ROOT));
+    assert!((&mut hold).now_or_never().is_none());
+    faults[0].release();
+    block_on(in_place).unwrap();
+    let hold = block_on(hold);
+    let mut waits = Box::pin(engine.write(ROOT, ino, 0, Slice::copy_from(&[3; 8192])));
+    assert!((&mut waits).now_or_never().is_none());
+    drop(hold);
+    block_on(waits).unwrap();
+    block_on(engine.sync_data(ROOT, ino)).unwrap();
+    assert_eq!(engine.durable_generation(), durable, "data in place need no commit");
+    write(&engine, ino, 8192, &[4; 10]);
+    block_on(engine.sync_data(ROOT, ino)).unwrap();
+    assert_eq!(engine.durable_generation(), durable + 1, "the size does");
+}

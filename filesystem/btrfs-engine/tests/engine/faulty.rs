@@ -1,0 +1,68 @@
+//! A device that fails, delays or holds back writes.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use sealblock_block::{Abilities, Condition, Device, ErrorKind, Geometry, Operation, Outcome, Request, yield_once};
+use sealblock_media_memory::MemoryDevice;
+
+/// What becomes of the writes of a device.
+#[derive(Default)]
+pub struct Faults {
+    /// The number of writes that fail from now on.
+    pub failing: Cell<u32>,
+    /// The number of writes that are held back until [`Faults::release`].
+    pub holding: Cell<u32>,
+    /// How often each write lets other tasks run.
+    pub delays: Cell<u32>,
+    held: Cell<bool>,
+    released: Condition,
+}
+
+impl Faults {
+    pub fn hold(&self, writes: u32) {
+        self.held.set(true);
+        self.holding.set(writes);
+    }
+
+    pub fn release(&self) {
+        self.held.set(false);
+        self.released.notify();
+    }
+}
+
+pub struct FaultyDevice {
+    pub memory: Rc<MemoryDevice>,
+    pub faults: Rc<Faults>,
+}
+
+fn take(count: &Cell<u32>) -> bool {
+    let is_some = count.get() > 0;
+    count.set(count.get().saturating_sub(1));
+    is_some
+}
+
+impl Device for FaultyDevice {
+    fn geometry(&self) -> &Geometry {
+        Device::geometry(&*self.memory)
+    }
+
+    fn abilities(&self) -> Abilities {
+        Device::abilities(&*self.memory)
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        if matches!(request.operation, Operation::Write(_)) {
+            if take(&self.faults.failing) {
+                return Err(ErrorKind::Media { reason: "a test".into() }.into());
+            }
+            if take(&self.faults.holding) {
+                self.faults.released.wait_until(|| !self.faults.held.get()).await;
+            }
+            for _ in 0..self.faults.delays.get() {
+                yield_once().await;
+            }
+        }
+        Device::execute(&*self.memory, request).await
+    }
+}
