@@ -1,10 +1,11 @@
 //! `sealblock fs`: looks into Btrfs filesystems, wherever they lie, makes new ones, and changes them.
 //!
 //! Everything is read by this process from the targets, and checked as it is read. `format` writes new filesystems; the
-//! commands of `names`, `remove` and `subvolumes` change them through [`write`].
+//! commands of `names`, `put`, `remove` and `subvolumes` change them through [`write`].
 
 mod check;
 mod copy;
+mod dead;
 mod extract;
 mod format;
 mod format_write;
@@ -14,6 +15,7 @@ mod names;
 mod nested;
 mod paths;
 mod place;
+mod put;
 mod remove;
 mod rescue;
 mod subvolumes;
@@ -46,7 +48,7 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Check(arguments) => check::run(arguments),
         FsCommand::Rescue(arguments) => rescue::run(arguments),
         FsCommand::Tree(arguments) => tree::run(arguments),
-        FsCommand::Put(_) => todo!(),
+        FsCommand::Put(arguments) => put::run(arguments),
         FsCommand::Mkdir(arguments) => names::mkdir(arguments),
         FsCommand::Rm(arguments) => remove::rm(arguments),
         FsCommand::Rmdir(arguments) => remove::rmdir(arguments),

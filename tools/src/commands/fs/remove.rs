@@ -10,9 +10,11 @@ use sealblock_btrfs_engine::names::{Place, Unlinked};
 use sealblock_btrfs_engine::operations::{DirectoryItem, Resolved, SubvolumePlace};
 use sealblock_btrfs_format::items::directory::{FileType, Target};
 use sealblock_stack::filesystem::FilesystemName;
+use sealblock_stack::quantity::count;
 use sealblock_stack::{Cause, StackError};
 use serde::Serialize;
 
+use super::dead::{Dead, drop_dead};
 use super::nested::Placed;
 use super::paths::Entry;
 use super::place::printable;
@@ -20,6 +22,7 @@ use super::write::{Done, Order, Writer, change, engine_error, now};
 use crate::cli::{FsRm, FsRmdir};
 use crate::exit::Exit;
 use crate::interrupt;
+use crate::progress::Show;
 
 const ACTION: &str = "remove";
 /// Entries of a directory that are read at once.
@@ -33,6 +36,9 @@ pub(super) struct Removed {
     directories: u64,
     /// Numbers of deleted subvolumes.
     pub subvolumes: Vec<u64>,
+    /// What became of these.
+    #[serde(flatten)]
+    dead: Dead,
 }
 
 impl Done for Removed {}
@@ -41,50 +47,60 @@ impl Done for Removed {}
 pub fn rm(arguments: &FsRm) -> Result<Exit, StackError> {
     let names: Vec<&FilesystemName> = arguments.names.iter().collect();
     let order = Order { names: &names, json: arguments.json, needs_subvolumes: arguments.recursive };
+    let show = if arguments.json { Show::Never } else { Show::OnTerminal };
     change(&order, async |writer| {
         let mut removed = Removed::default();
         for name in &arguments.names {
-            let entry = writer.entry(name).await?;
-            let Some(found) = entry.found else {
-                if arguments.force {
-                    continue;
-                }
-                return Err(entry.refused(Cause::Absent, ACTION, "it does not exist"));
-            };
-            match (found.target, found.kind) {
-                (Resolved::Inode(ino), FileType::Directory) => {
-                    check_directory(arguments, &entry, &writer.nested.below(entry.directory.root, ino))?;
-                    delete_below(writer, &writer.nested.below(entry.directory.root, ino), &mut removed).await?;
-                    Tree::new(writer, &entry, &mut removed).remove(ino).await?;
-                }
-                (Resolved::Inode(_), _) => {
-                    let unlinked = writer.engine.unlink(entry.directory.root, entry.place(), now()).await;
-                    let unlinked = unlinked.map_err(entry.failed(ACTION))?;
-                    release(writer, entry.directory.root, unlinked).await.map_err(entry.failed(ACTION))?;
-                    removed.files += 1;
-                }
-                (Resolved::Subvolume(id), _) => {
-                    if !arguments.subvolumes {
-                        let refused = entry.refused(Cause::Refused, ACTION, &format!("it is subvolume {id}"));
-                        return Err(refused.advise("`sealblock fs subvolume delete`, or -r --subvolumes"));
-                    }
-                    delete_below(writer, &writer.nested.below_subvolume(id), &mut removed).await?;
-                    delete_entry(writer, &entry).await?;
-                    removed.subvolumes.push(id);
-                }
-                (Resolved::Elsewhere(_), _) => {
-                    check_directory(arguments, &entry, &[])?;
-                    remove_empty(writer, &entry).await?;
-                    removed.directories += 1;
-                }
-            }
+            remove_one(writer, arguments, &writer.entry(name).await?, &mut removed).await?;
             if writer.stops() {
                 report_interrupted(&removed);
-                break;
+                return Ok(removed);
             }
+        }
+        if !removed.subvolumes.is_empty() {
+            let failed = |error| engine_error("write to", &error).on(arguments.names[0].devices());
+            removed.dead = drop_dead(writer, show).await.map_err(failed)?;
         }
         Ok(removed)
     })
+}
+
+async fn remove_one(writer: &Writer, arguments: &FsRm, entry: &Entry, removed: &mut Removed) -> Result<(), StackError> {
+    let root = entry.directory.root;
+    let Some(found) = entry.found else {
+        return match arguments.force {
+            true => Ok(()),
+            false => Err(entry.refused(Cause::Absent, ACTION, "it does not exist")),
+        };
+    };
+    match (found.target, found.kind) {
+        (Resolved::Inode(ino), FileType::Directory) => {
+            let below = writer.nested.below(root, ino);
+            check_directory(arguments, entry, &below)?;
+            delete_below(writer, &below, removed).await?;
+            Tree::new(writer, entry, removed).remove(ino).await?;
+        }
+        (Resolved::Inode(_), _) => {
+            let unlinked = writer.engine.unlink(root, entry.place(), now()).await.map_err(entry.failed(ACTION))?;
+            release(writer, root, unlinked).await.map_err(entry.failed(ACTION))?;
+            removed.files += 1;
+        }
+        (Resolved::Subvolume(id), _) => {
+            if !arguments.subvolumes {
+                let refused = entry.refused(Cause::Refused, ACTION, &format!("it is subvolume {id}"));
+                return Err(refused.advise("`sealblock fs subvolume delete`, or -r --subvolumes"));
+            }
+            delete_below(writer, &writer.nested.below_subvolume(id), removed).await?;
+            delete_entry(writer, entry).await?;
+            removed.subvolumes.push(id);
+        }
+        (Resolved::Elsewhere(_), _) => {
+            check_directory(arguments, entry, &[])?;
+            remove_empty(writer, entry).await?;
+            removed.directories += 1;
+        }
+    }
+    Ok(())
 }
 
 /// Removes empty directories.
@@ -117,7 +133,8 @@ fn check_directory(arguments: &FsRm, entry: &Entry, below: &[&Placed]) -> Result
     match below.last().filter(|_| !arguments.subvolumes) {
         None => Ok(()),
         Some(one) => {
-            let why = format!("{} subvolumes are in it, for example {:?}", below.len(), printable(&one.name));
+            let why =
+                format!("{} in it, for example {:?}", count(below.len() as u64, "subvolume"), printable(&one.name));
             let refused = entry.refused(Cause::Refused, ACTION, &why);
             Err(refused.advise("delete them first, or use --subvolumes; `sealblock fs subvolume list` lists them"))
         }
@@ -125,7 +142,7 @@ fn check_directory(arguments: &FsRm, entry: &Entry, below: &[&Placed]) -> Result
 }
 
 fn report_interrupted(removed: &Removed) {
-    let Removed { files, directories, subvolumes } = removed;
+    let Removed { files, directories, subvolumes, .. } = removed;
     let subvolumes = subvolumes.len();
     let how_far = format!("after {files} files, {directories} directories and {subvolumes} subvolumes");
     interrupt::report("removing", how_far, "the same command removes the rest");

@@ -1,12 +1,10 @@
 //! `sealblock fs snapshot` and `sealblock fs subvolume`.
 //!
-//! A deleted subvolume is gone with the commit that removes its entry. Its nodes are dropped after that, in steps, and so
-//! are those of subvolumes that an earlier command or a crash left.
+//! A deleted subvolume is gone with the commit that removes its entry. Its space is freed after that (`dead`).
 
 use std::fmt::Write as _;
 
 use sealblock_btrfs::devices::uuid;
-use sealblock_btrfs_engine::drop::Dropped;
 use sealblock_btrfs_engine::engine::EngineError;
 use sealblock_btrfs_engine::names::Place;
 use sealblock_btrfs_engine::operations::{NewSnapshot, Resolved, SubvolumePlace};
@@ -15,20 +13,17 @@ use sealblock_stack::identity::new_uuid;
 use sealblock_stack::{Cause, StackError};
 use serde::Serialize;
 
+use super::dead::{Dead, drop_dead};
 use super::info::{SubvolumeReport, subvolume_reports, subvolume_text};
 use super::names::ownership;
-use super::paths::{Entry, own_name};
+use super::paths::{Entry, Node, own_name};
 use super::place::{printable, with_filesystem};
 use super::remove::{Removed, delete_below, delete_entry};
 use super::write::{Done, Order, Writer, change, engine_error, now};
 use crate::cli::{FsSnapshot, FsSubvolume, FsSubvolumeCommand, FsSubvolumeCreate, FsSubvolumeDelete, FsSubvolumeList};
 use crate::exit::Exit;
-use crate::interrupt;
-use crate::progress::{Show, Steps};
+use crate::progress::Show;
 use crate::report::{Lines, note, print_report};
-
-/// Steps of dropping nodes between two looks at how much is in memory.
-const STEPS_AT_ONCE: usize = 64;
 
 /// A subvolume that was made, in JSON.
 #[derive(Serialize)]
@@ -113,14 +108,13 @@ fn create(arguments: &FsSubvolumeCreate) -> Result<Exit, StackError> {
 }
 
 /// What was deleted, in JSON.
-#[derive(Default, Serialize)]
+#[derive(Serialize)]
 struct Deleted {
     /// Numbers of the subvolumes that were deleted.
     subvolumes: Vec<u64>,
-    /// Those whose space was freed, also of earlier deletions.
-    dropped: Vec<u64>,
-    /// Deleted ones that still use space.
-    left: Vec<u64>,
+    /// What became of these, and of those that were deleted earlier.
+    #[serde(flatten)]
+    dead: Dead,
 }
 
 impl Done for Deleted {
@@ -130,7 +124,7 @@ impl Done for Deleted {
         if !self.subvolumes.is_empty() {
             let _ = write!(text, "deleted: {}", numbers(&self.subvolumes));
         }
-        let earlier: Vec<u64> = self.dropped.iter().copied().filter(|id| !self.subvolumes.contains(id)).collect();
+        let earlier: Vec<u64> = self.dead.dropped.iter().copied().filter(|id| !self.subvolumes.contains(id)).collect();
         if !earlier.is_empty() {
             let separator = if text.is_empty() { "" } else { "\n" };
             let _ = write!(text, "{separator}freed, deleted earlier: {}", numbers(&earlier));
@@ -156,11 +150,8 @@ fn delete(arguments: &FsSubvolumeDelete) -> Result<Exit, StackError> {
             removed.subvolumes.push(id);
         }
         let failed = |error| engine_error("write to", &error).on(arguments.names[0].devices());
-        // They are gone, whatever becomes of the rest.
-        writer.engine.commit().await.map_err(failed)?;
-        let mut deleted = Deleted { subvolumes: removed.subvolumes, ..Deleted::default() };
-        drop_dead(writer, &mut deleted, show).await.map_err(failed)?;
-        Ok(deleted)
+        let dead = drop_dead(writer, show).await.map_err(failed)?;
+        Ok(Deleted { subvolumes: removed.subvolumes, dead })
     })
 }
 
@@ -178,50 +169,8 @@ async fn subvolume_entry(writer: &Writer, name: &FilesystemName) -> Result<Entry
     let (parent, directory, _, own) =
         writer.engine.inspect(|transaction| transaction.place_of(id)).await.map_err(failed)?;
     let found = writer.engine.lookup(parent, Place { directory, name: &own }).await.map_err(failed)?;
-    let directory = super::paths::Node { ino: directory, ..super::paths::Node::top(parent) };
+    let directory = Node { ino: directory, ..Node::top(parent) };
     Ok(Entry { directory, name: own, found, shown: name.to_string() })
-}
-
-/// Drops the nodes of deleted subvolumes, as many as there is time for.
-async fn drop_dead(writer: &Writer, deleted: &mut Deleted, show: Show) -> Result<(), EngineError> {
-    let (steps, mut from) = (Steps::new(show), 0);
-    while let Some(id) = writer.engine.change(|transaction| transaction.next_dead(from)).await? {
-        from = id + 1;
-        writer.engine.change(|transaction| transaction.open_tree(id)).await?;
-        let mut done = 0_usize;
-        let end = loop {
-            if done.is_multiple_of(STEPS_AT_ONCE) {
-                steps.at(format!("freeing the space of subvolume {id}: {done} nodes"));
-                writer.checkpoint().await?;
-            }
-            if writer.stops() {
-                break Dropped::Some;
-            }
-            match writer.engine.change(|transaction| transaction.drop_step(id)).await? {
-                Dropped::Some => done += 1,
-                end => break end,
-            }
-        };
-        match end {
-            Dropped::All => deleted.dropped.push(id),
-            Dropped::LeftToLinux => {
-                note(&format_args!(
-                    "the space of subvolume {id}, which Linux began to free, is freed at the next mount"
-                ));
-                deleted.left.push(id);
-            }
-            Dropped::Some => {
-                deleted.left.push(id);
-                interrupt::report(
-                    "freeing space",
-                    format_args!("in subvolume {id}"),
-                    "the same command, or a mount by Linux, continues",
-                );
-                return Ok(());
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The subvolumes, in JSON.
