@@ -31,8 +31,8 @@ pub use bench::Bench;
 pub use fs::{Fs, FsCat, FsCheck, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree, FsVerify};
 pub use fs_format::{Feature, FeatureChange, FsFormat};
 pub use fs_write::{
-    FsChmod, FsChown, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume, FsSubvolumeCommand,
-    FsSubvolumeCreate, FsSubvolumeDelete, FsSubvolumeList, Owner,
+    FsChmod, FsChown, FsFallocate, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume,
+    FsSubvolumeCommand, FsSubvolumeCreate, FsSubvolumeDelete, FsSubvolumeList, Owner,
 };
 pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,

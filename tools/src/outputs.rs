@@ -165,6 +165,7 @@ fn changes(command: &FsCommand) -> bool {
         | FsCommand::Ln(_)
         | FsCommand::Chmod(_)
         | FsCommand::Chown(_)
+        | FsCommand::Fallocate(_)
         | FsCommand::Snapshot(_) => true,
         FsCommand::Subvolume(subvolume) => !matches!(subvolume.command, FsSubvolumeCommand::List(_)),
         _ => false,
@@ -193,6 +194,7 @@ fn filesystems_of(command: &FsCommand) -> Vec<TargetName> {
         FsCommand::Ln(ln) => one(&ln.name),
         FsCommand::Chmod(chmod) => &chmod.names,
         FsCommand::Chown(chown) => &chown.names,
+        FsCommand::Fallocate(fallocate) => one(&fallocate.name),
         FsCommand::Snapshot(snapshot) => one(&snapshot.to),
         FsCommand::Subvolume(subvolume) => match &subvolume.command {
             FsSubvolumeCommand::Create(create) => &create.names,

@@ -8,7 +8,9 @@ use clap::{Args, Subcommand};
 use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::quantity::Rate;
 
-use super::{FsChmod, FsChown, FsFormat, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume, Mode};
+use super::{
+    FsChmod, FsChown, FsFallocate, FsFormat, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume, Mode,
+};
 
 const NAMES: &str = "\
 Examples:
@@ -74,6 +76,8 @@ pub enum FsCommand {
     Chmod(FsChmod),
     /// Set the owners of files.
     Chown(FsChown),
+    /// Allocate space for a file in advance, or make a hole in it.
+    Fallocate(FsFallocate),
     /// Make a snapshot of a subvolume.
     Snapshot(FsSnapshot),
     /// Create, delete or list subvolumes.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use sealblock_stack::filesystem::FilesystemName;
+use sealblock_units::ByteCount;
 
 use super::fs::filesystem;
 
@@ -202,6 +203,33 @@ pub struct FsChown {
     /// The files, all in one filesystem. Symbolic links are followed.
     #[arg(value_name = "FILESYSTEM/PATH", required = true, value_parser = filesystem())]
     pub names: Vec<FilesystemName>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `fs fallocate`.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  sealblock fs fallocate --length 10GiB disk.img/vm.raw\n  \
+    sealblock fs fallocate --punch-hole --offset 1GiB --length 1GiB disk.img/vm.raw\n\n\
+    Data that are there stay; the rest reads as zeroes. A write into allocated space does not fail for want of space, unless a \
+    snapshot shares it.")]
+pub struct FsFallocate {
+    /// The file, which is made if it does not exist.
+    #[arg(value_name = "FILESYSTEM/PATH", value_parser = filesystem())]
+    pub name: FilesystemName,
+    /// How many bytes.
+    #[arg(long, short, value_name = "SIZE")]
+    pub length: ByteCount,
+    /// Where they begin.
+    #[arg(long, short, value_name = "SIZE", default_value = "0B")]
+    pub offset: ByteCount,
+    /// Do not make the file longer.
+    #[arg(long, short = 'n')]
+    pub keep_size: bool,
+    /// Free the space instead, so that the bytes read as zeroes. The size stays.
+    #[arg(long, short, conflicts_with = "keep_size")]
+    pub punch_hole: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

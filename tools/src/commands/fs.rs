@@ -1,8 +1,9 @@
 //! `sealblock fs`: looks into Btrfs filesystems, wherever they lie, makes new ones, and changes them.
 //!
 //! Everything is read by this process from the targets, and checked as it is read. `format` writes new filesystems; the
-//! commands of `names`, `put`, `remove` and `subvolumes` change them through [`write`].
+//! commands of `allocate`, `names`, `put`, `remove` and `subvolumes` change them through [`write`].
 
+mod allocate;
 mod check;
 mod copy;
 mod dead;
@@ -56,6 +57,7 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Ln(arguments) => names::ln(arguments),
         FsCommand::Chmod(arguments) => names::chmod(arguments),
         FsCommand::Chown(arguments) => names::chown(arguments),
+        FsCommand::Fallocate(arguments) => allocate::run(arguments),
         FsCommand::Snapshot(arguments) => subvolumes::snapshot(arguments),
         FsCommand::Subvolume(arguments) => subvolumes::run(arguments),
     }

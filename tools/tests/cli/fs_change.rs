@@ -165,6 +165,29 @@ fn files_and_trees_are_removed() {
 }
 
 #[test]
+fn space_is_allocated_and_freed() {
+    let place = new(200 * MIB, "");
+    let used = || place.run("fs info disk --json").succeeds().json()["used_bytes"].as_u64().unwrap();
+    let before = used();
+    let report = place.run("fs fallocate --length 20MiB disk/f --json").succeeds().json();
+    assert_eq!((&report["created"], &report["size"]), (&json!(true), &json!(20 * MIB)));
+    assert!(used() >= before + 20 * MIB);
+    place.run("fs fallocate --length 1MiB --offset 20MiB --keep-size disk/f").succeeds();
+    assert_eq!(stat(&place, "disk/f")["size"], 20 * MIB);
+    is_clean(&place);
+    let report = place.run("fs fallocate --punch-hole --length 18MiB disk/f --json").succeeds().json();
+    assert_eq!((&report["created"], &report["size"]), (&json!(false), &json!(20 * MIB)));
+    assert!(used() < before + 4 * MIB);
+    let zeroes = place.run("fs cat disk/f").succeeds().stdout.clone();
+    assert!(zeroes.len() as u64 == 20 * MIB && zeroes.iter().all(|byte| *byte == 0));
+    place.run("fs mkdir disk/dir").succeeds();
+    place.run("fs fallocate --length 1MiB disk/dir").fails(3, &["a directory"]);
+    place.run("fs fallocate --punch-hole --length 1MiB disk/none").fails(3, &["no \"none\""]);
+    place.run("fs fallocate --length 190MiB disk/g").fails(3, &["disk/g"]);
+    is_clean(&place);
+}
+
+#[test]
 fn subvolumes_are_made_shared_moved_and_deleted() {
     let place = new(200 * MIB, "");
     let made = place.run("fs subvolume create disk:home disk:home/inner --json").succeeds().json();

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::io::Errno;
-use sealblock_btrfs::{BadCopy, FsError};
+use sealblock_btrfs::BadCopy;
 use sealblock_btrfs_engine::engine::{Engine, EngineError, EngineOptions};
 use sealblock_btrfs_engine::plan::PlanError;
 use sealblock_btrfs_engine::subvolumes::SubvolumeError;
@@ -209,7 +209,7 @@ pub(super) fn now() -> Timespec {
 /// A failure of the engine while `doing` something.
 pub(super) fn engine_error(doing: &str, error: &EngineError) -> StackError {
     let refusal = match error {
-        EngineError::Read(error) => return read_error(doing, error),
+        EngineError::Read(error) => return filesystem_error(doing, error),
         EngineError::Stopped(_) => return StackError::new(Cause::Io, doing, error),
         EngineError::Change(refusal) => refusal,
     };
@@ -240,14 +240,6 @@ fn advice(refusal: &ChangeError) -> Option<&'static str> {
         }
         _ => return None,
     })
-}
-
-fn read_error(doing: &str, error: &FsError) -> StackError {
-    let failure = filesystem_error(doing, error);
-    match error {
-        FsError::NotWritable(_) | FsError::Unsupported(_) => failure.lasting(),
-        _ => failure,
-    }
 }
 
 #[cfg(test)]

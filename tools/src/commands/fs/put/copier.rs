@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,8 @@ use crate::progress::Progress;
 
 /// Bytes that are read and written at once.
 const PIECE_BYTES: u64 = 4 << 20;
+
+const SHORTER: &str = "it became shorter while it was copied";
 
 /// A directory that is being copied.
 struct Level {
@@ -187,48 +190,50 @@ impl<'a> Copier<'a> {
         let (engine, root) = (&self.writer.engine, entry.directory.root);
         let unnamed = engine.create_unnamed(root, entry.directory.ino, &local::ownership(about), now()).await;
         let node = Node { ino: unnamed.map_err(entry.failed("create"))?, ..entry.directory };
-        let written = match self.write(&file, about.size(), node, entry).await {
-            Ok(true) => self.complete(path, about, node, &entry.shown).await.map(|()| None),
-            Ok(false) => Ok(Some(None)),
-            Err(Failure::Read(error)) => Ok(Some(Some(error))),
-            Err(Failure::Write(error)) => Err(error),
+        let filled = match self.write(&file, about.size(), node, entry).await {
+            Ok(Filled::Whole) => self.complete(path, about, node, &entry.shown).await.map(|()| Filled::Whole),
+            other => other,
         };
-        match written {
-            Ok(None) => {
+        match filled {
+            Ok(Filled::Whole) => {
                 self.make_room(entry).await?;
-                let named = self.writer.engine.link_unnamed(root, node.ino, entry.place(), now()).await;
+                let named = engine.link_unnamed(root, node.ino, entry.place(), now()).await;
                 named.map_err(entry.failed("create"))?;
                 self.made(about, root, node.ino);
-                Ok(())
+                return Ok(());
             }
-            Ok(Some(error)) => {
-                error.into_iter().for_each(|error| self.copied.lose(path, error));
-                engine.release(root, node.ino).await.map(drop).map_err(entry.failed("remove what was copied of"))
-            }
+            Ok(Filled::Stopped) => {}
+            Ok(Filled::Unreadable(error)) => self.copied.lose(path, error),
             Err(error) => {
-                // If that fails too, the next opening deletes it.
+                // If that fails too, whoever opens the filesystem next deletes it.
                 let _ = engine.release(root, node.ino).await;
-                Err(error)
+                return Err(error);
             }
         }
+        engine.release(root, node.ino).await.map(drop).map_err(entry.failed("remove what was copied of"))
     }
 
-    /// Writes the data of a file. Returns false if a signal came meanwhile.
-    async fn write(&mut self, file: &File, size: u64, node: Node, entry: &Entry) -> Result<bool, Failure> {
-        let failed = |error| Failure::Write(entry.failed("write")(error));
+    /// Writes the data of a file.
+    async fn write(&mut self, file: &File, size: u64, node: Node, entry: &Entry) -> Result<Filled, StackError> {
+        let engine = &self.writer.engine;
         let (mut at, mut end) = (0, 0);
-        while let Some(range) = local::next_data(file, at, size).map_err(Failure::Read)? {
+        loop {
+            let range = match local::next_data(file, at, size) {
+                Ok(Some(range)) => range,
+                Ok(None) => break,
+                Err(error) => return Ok(Filled::Unreadable(error)),
+            };
             at = range.start;
             while at < range.end {
                 if self.writer.stops() {
-                    return Ok(false);
+                    return Ok(Filled::Stopped);
                 }
-                let bytes = PIECE_BYTES.min(range.end - at) as usize;
-                let data = local::read(file, at, bytes).map_err(Failure::Read)?;
-                if data.is_empty() {
-                    return Err(Failure::Read(std::io::Error::other("it became shorter while it was copied")));
-                }
-                let written = self.writer.engine.write(node.root, node.ino, at, data).await.map_err(failed)?;
+                let data = match local::read(file, at, PIECE_BYTES.min(range.end - at) as usize) {
+                    Ok(data) if data.is_empty() => return Ok(Filled::Unreadable(io::Error::other(SHORTER))),
+                    Ok(data) => data,
+                    Err(error) => return Ok(Filled::Unreadable(error)),
+                };
+                let written = engine.write(node.root, node.ino, at, data).await.map_err(entry.failed("write"))?;
                 self.copied.bytes += written;
                 self.progress.advance(written);
                 at += written;
@@ -236,9 +241,9 @@ impl<'a> Copier<'a> {
             }
         }
         if end < size {
-            self.writer.engine.truncate(node.root, node.ino, size).await.map_err(failed)?;
+            engine.truncate(node.root, node.ino, size).await.map_err(entry.failed("write"))?;
         }
-        Ok(true)
+        Ok(Filled::Whole)
     }
 
     /// Removes the file that has the name.
@@ -278,10 +283,12 @@ impl<'a> Copier<'a> {
     }
 }
 
-/// Why a file is not copied.
-enum Failure {
-    /// It cannot be read, which is its own matter.
-    Read(std::io::Error),
-    /// Nothing more can be written.
-    Write(StackError),
+/// What became of the data of a file.
+enum Filled {
+    /// All were written.
+    Whole,
+    /// A signal came meanwhile.
+    Stopped,
+    /// The local file cannot be read.
+    Unreadable(io::Error),
 }
