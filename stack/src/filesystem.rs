@@ -15,9 +15,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use futures_util::future::LocalBoxFuture;
+use sealblock_block::Device as _;
 use sealblock_btrfs::{Candidate, Filesystem, FsError, OpenOptions};
 
 use crate::error::{Cause, StackError};
+use crate::open::open_bytes;
 use crate::opened::OpenTarget;
 use crate::opened::held::Access;
 use crate::target::{TargetError, TargetName, has_kind};
@@ -94,23 +96,39 @@ impl FilesystemName {
     /// # Errors
     /// Says what could not be opened and why.
     pub fn open(&self, options: OpenOptions) -> LocalBoxFuture<'_, Result<OpenFilesystem, StackError>> {
-        Box::pin(async move {
-            let (mut opened, mut candidates) = (Vec::new(), Vec::new());
-            for target in &self.targets {
-                let one = match ByteView::open(target, Access::ReadOlder).await {
-                    Ok(whole) => whole.opened,
-                    Err(error) => return close_all(opened, Err(error)).await,
-                };
-                candidates.push(Candidate { name: target.to_string(), device: one.device.clone() });
-                opened.push(one);
+        Box::pin(self.open_by(options, open_to_read))
+    }
+
+    /// Opens the devices for writing, and the filesystem on them. Nothing of it is written yet. Whether its content can
+    /// be written, its engine decides.
+    ///
+    /// # Errors
+    /// Says what could not be opened and why. A device that is mounted or in use is refused, and so are a member of a
+    /// mirror or stripe, one that may lack what was written last, and one that is read-only.
+    pub fn open_to_write(&self) -> LocalBoxFuture<'_, Result<OpenFilesystem, StackError>> {
+        Box::pin(self.open_by(OpenOptions::default(), open_device_to_write))
+    }
+
+    async fn open_by(
+        &self,
+        options: OpenOptions,
+        open: fn(&TargetName) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>>,
+    ) -> Result<OpenFilesystem, StackError> {
+        let (mut opened, mut candidates) = (Vec::new(), Vec::new());
+        for target in &self.targets {
+            let one = match open(target).await {
+                Ok(one) => one,
+                Err(error) => return close_all(opened, Err(error)).await,
+            };
+            candidates.push(Candidate { name: target.to_string(), device: one.device.clone() });
+            opened.push(one);
+        }
+        match Filesystem::open(candidates, options).await {
+            Ok(filesystem) => Ok(OpenFilesystem { filesystem, opened }),
+            Err(error) => {
+                close_all(opened, Err(filesystem_error("open the filesystem on", &error).on(self.devices()))).await
             }
-            match Filesystem::open(candidates, options).await {
-                Ok(filesystem) => Ok(OpenFilesystem { filesystem, opened }),
-                Err(error) => {
-                    close_all(opened, Err(filesystem_error("open the filesystem on", &error).on(self.devices()))).await
-                }
-            }
-        })
+        }
     }
 }
 
@@ -159,6 +177,21 @@ impl OpenFilesystem {
         drop(filesystem);
         close_all(opened, result).await
     }
+}
+
+fn open_to_read(target: &TargetName) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
+    Box::pin(async move { ByteView::open(target, Access::ReadOlder).await.map(|whole| whole.opened) })
+}
+
+fn open_device_to_write(target: &TargetName) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
+    Box::pin(async move {
+        let opened = open_bytes(target, Access::Write).await?;
+        if opened.device.abilities().writable {
+            return Ok(opened);
+        }
+        let refused = StackError::new(Cause::Unsuitable, "write to", "it is read-only").on(target);
+        opened.close(Err(refused)).await
+    })
 }
 
 async fn close_all<T>(opened: Vec<OpenTarget>, result: Result<T, StackError>) -> Result<T, StackError> {

@@ -72,6 +72,23 @@ pub fn open_for(
     })
 }
 
+/// Opens a target outside any group, of which a plain file is one by its bare path, too.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_bytes(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
+    Box::pin(async move {
+        match target {
+            TargetName::File(path) if linked_drive(path).is_none() => {
+                let opened = open_file(target, path, access, PlainFilePolicy::Taken).await?;
+                let opened = check_fresh(opened, access).await?;
+                if access.writes() { guard(opened, Usage::Alone).await } else { Ok(mark(opened).await) }
+            }
+            _ => open(target, access).await,
+        }
+    })
+}
+
 /// Refuses a device that may lack what was written last, unless who opens it accepts that.
 async fn check_fresh(opened: OpenTarget, access: Access) -> Result<OpenTarget, StackError> {
     match opened.device.abilities().freshness {

@@ -8,6 +8,7 @@ mod attach;
 mod bench;
 mod fs;
 mod fs_format;
+mod fs_write;
 mod mirror;
 mod scrub;
 mod serve;
@@ -29,6 +30,10 @@ pub use attach::{Attach, Detach};
 pub use bench::Bench;
 pub use fs::{Fs, FsCat, FsCheck, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree, FsVerify};
 pub use fs_format::{Feature, FeatureChange, FsFormat};
+pub use fs_write::{
+    FsChmod, FsChown, FsFallocate, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume,
+    FsSubvolumeCommand, FsSubvolumeCreate, FsSubvolumeDelete, FsSubvolumeList, Owner,
+};
 pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
 };
@@ -146,7 +151,7 @@ pub enum Command {
     Resize(Resize),
     /// Show the replicas of a mirror; add, remove or replace one.
     Mirror(Mirror),
-    /// Make a Btrfs filesystem on any target without the kernel, or read one: list, copy, verify, rescue, mount.
+    /// Make, read and change Btrfs filesystems on any target without the kernel: list, copy, snapshot, verify, rescue, mount.
     Fs(Fs),
     /// Damage one block of a volume on purpose, without updating its seal.
     Corrupt(Corrupt),

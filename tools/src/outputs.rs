@@ -8,11 +8,12 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
+use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::kernel::leaves::{Leaf, leaves_at, leaves_of};
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError, TargetIdentity};
 
-use crate::cli::{Command, Endpoint, FsCommand, MirrorCommand, ScrubCommand, ServedName};
+use crate::cli::{Command, Endpoint, FsCommand, FsSubvolumeCommand, MirrorCommand, ScrubCommand, ServedName};
 
 /// Refuses to write to a target anything but its blocks.
 ///
@@ -113,7 +114,11 @@ fn targets_of(command: &Command) -> (&'static str, Vec<TargetName>) {
         Command::Resize(resize) => ("resize", named(&resize.target)),
         Command::Mirror(mirror) => ("use", members_of(&mirror.command)),
         Command::Fs(fs) => {
-            let doing = if matches!(fs.command, FsCommand::Format(_)) { "format" } else { "read" };
+            let doing = match &fs.command {
+                FsCommand::Format(_) => "format",
+                command if changes(command) => "write to",
+                _ => "read",
+            };
             (doing, filesystems_of(&fs.command))
         }
         Command::Corrupt(corrupt) => ("corrupt", vec![corrupt.volume.target()]),
@@ -149,18 +154,53 @@ fn members_of(command: &MirrorCommand) -> Vec<TargetName> {
     }
 }
 
+/// Whether it changes the filesystem that it names.
+fn changes(command: &FsCommand) -> bool {
+    match command {
+        FsCommand::Put(_)
+        | FsCommand::Mkdir(_)
+        | FsCommand::Rm(_)
+        | FsCommand::Rmdir(_)
+        | FsCommand::Mv(_)
+        | FsCommand::Ln(_)
+        | FsCommand::Chmod(_)
+        | FsCommand::Chown(_)
+        | FsCommand::Fallocate(_)
+        | FsCommand::Snapshot(_) => true,
+        FsCommand::Subvolume(subvolume) => !matches!(subvolume.command, FsSubvolumeCommand::List(_)),
+        _ => false,
+    }
+}
+
 fn filesystems_of(command: &FsCommand) -> Vec<TargetName> {
+    let one = std::slice::from_ref::<FilesystemName>;
     let places = match command {
         FsCommand::Format(format) => return format.targets.clone(),
-        FsCommand::Info(info) => std::slice::from_ref(&info.filesystem),
-        FsCommand::Ls(ls) => std::slice::from_ref(&ls.place),
+        FsCommand::Info(info) => one(&info.filesystem),
+        FsCommand::Ls(ls) => one(&ls.place),
         FsCommand::Cat(cat) => &cat.files,
-        FsCommand::Get(get) => std::slice::from_ref(&get.place),
-        FsCommand::Verify(verify) => std::slice::from_ref(&verify.place),
-        FsCommand::Check(check) => std::slice::from_ref(&check.filesystem),
-        FsCommand::Rescue(rescue) => std::slice::from_ref(&rescue.place),
-        FsCommand::Mount(mount) => std::slice::from_ref(&mount.place),
-        FsCommand::Tree(tree) => std::slice::from_ref(&tree.filesystem),
+        FsCommand::Get(get) => one(&get.place),
+        FsCommand::Verify(verify) => one(&verify.place),
+        FsCommand::Check(check) => one(&check.filesystem),
+        FsCommand::Rescue(rescue) => one(&rescue.place),
+        FsCommand::Mount(mount) => one(&mount.place),
+        FsCommand::Tree(tree) => one(&tree.filesystem),
+        FsCommand::Put(put) => one(&put.to),
+        FsCommand::Mkdir(mkdir) => &mkdir.names,
+        FsCommand::Rm(rm) => &rm.names,
+        FsCommand::Rmdir(rmdir) => &rmdir.names,
+        // All names are in one filesystem.
+        FsCommand::Mv(mv) => one(&mv.from),
+        FsCommand::Ln(ln) => one(&ln.name),
+        FsCommand::Chmod(chmod) => &chmod.names,
+        FsCommand::Chown(chown) => &chown.names,
+        FsCommand::Fallocate(fallocate) => one(&fallocate.name),
+        FsCommand::Snapshot(snapshot) => one(&snapshot.to),
+        FsCommand::Subvolume(subvolume) => match &subvolume.command {
+            FsSubvolumeCommand::Create(create) => &create.names,
+            FsSubvolumeCommand::Delete(delete) => &delete.names,
+            FsSubvolumeCommand::List(list) => one(&list.filesystem),
+        },
     };
     places.iter().flat_map(|place| place.targets.clone()).collect()
 }

@@ -169,6 +169,11 @@ impl Engine {
         Storage { devices: Rc::clone(&self.devices), map }
     }
 
+    /// The devices on which a write failed: they lack changes.
+    pub fn failed_devices(&self) -> Vec<u64> {
+        self.failed.borrow().iter().copied().collect()
+    }
+
     /// Damaged copies of nodes and data that were read since the last call, whose other copies were good.
     pub fn take_bad_copies(&self) -> Vec<BadCopy> {
         self.bad_copies.take()

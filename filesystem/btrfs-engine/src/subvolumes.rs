@@ -121,6 +121,8 @@ impl Transaction {
         let place = RootNode { bytenr: 0, level: 0, generation: self.generation() };
         let mut item = RootItemBuf::new(place, objectid::FIRST_FREE, self.geometry().node_bytes);
         item.tail = Some(RootTail {
+            // With another one, all of the tail would count as left by a kernel that did not know it.
+            generation_v2: item.head.generation,
             uuid: new.uuid,
             otransid: self.generation().into(),
             otime: new.now,

@@ -8,7 +8,9 @@ use clap::{Args, Subcommand};
 use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::quantity::Rate;
 
-use super::{FsFormat, Mode};
+use super::{
+    FsChmod, FsChown, FsFallocate, FsFormat, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume, Mode,
+};
 
 const NAMES: &str = "\
 Examples:
@@ -58,10 +60,32 @@ pub enum FsCommand {
     Mount(FsMount),
     /// Print the nodes and items of the filesystem's trees.
     Tree(FsTree),
+    /// Copy files and directory trees into the filesystem.
+    Put(FsPut),
+    /// Make directories.
+    Mkdir(FsMkdir),
+    /// Remove files and directory trees.
+    Rm(FsRm),
+    /// Remove empty directories.
+    Rmdir(FsRmdir),
+    /// Rename or move a file, a directory or a subvolume.
+    Mv(FsMv),
+    /// Make a hard or symbolic link.
+    Ln(FsLn),
+    /// Set the permissions of files.
+    Chmod(FsChmod),
+    /// Set the owners of files.
+    Chown(FsChown),
+    /// Allocate space for a file in advance, or make a hole in it.
+    Fallocate(FsFallocate),
+    /// Make a snapshot of a subvolume.
+    Snapshot(FsSnapshot),
+    /// Create, delete or list subvolumes.
+    Subvolume(FsSubvolume),
 }
 
 /// Reads the name of a filesystem.
-fn filesystem() -> impl TypedValueParser<Value = FilesystemName> {
+pub(super) fn filesystem() -> impl TypedValueParser<Value = FilesystemName> {
     OsStringValueParser::new().try_map(|text: OsString| FilesystemName::parse(&text))
 }
 

@@ -1,20 +1,29 @@
-//! `sealblock fs`: looks into Btrfs filesystems, wherever they lie, and makes new ones.
+//! `sealblock fs`: looks into Btrfs filesystems, wherever they lie, makes new ones, and changes them.
 //!
-//! Everything is read by this process from the targets, checked as it is read, and nothing is written to them, except by
-//! `format`.
+//! Everything is read by this process from the targets, and checked as it is read. `format` writes new filesystems; the
+//! commands of `allocate`, `names`, `put`, `remove` and `subvolumes` change them through [`write`].
 
+mod allocate;
 mod check;
 mod copy;
+mod dead;
 mod extract;
 mod format;
 mod format_write;
 mod info;
 mod ls;
+mod names;
+mod nested;
+mod paths;
 mod place;
+mod put;
+mod remove;
 mod rescue;
+mod subvolumes;
 mod tree;
 mod verify;
 mod verify_report;
+mod write;
 
 use sealblock_btrfs::inode::FileKind;
 use sealblock_btrfs_fuse::Mounted;
@@ -40,6 +49,17 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Check(arguments) => check::run(arguments),
         FsCommand::Rescue(arguments) => rescue::run(arguments),
         FsCommand::Tree(arguments) => tree::run(arguments),
+        FsCommand::Put(arguments) => put::run(arguments),
+        FsCommand::Mkdir(arguments) => names::mkdir(arguments),
+        FsCommand::Rm(arguments) => remove::rm(arguments),
+        FsCommand::Rmdir(arguments) => remove::rmdir(arguments),
+        FsCommand::Mv(arguments) => names::mv(arguments),
+        FsCommand::Ln(arguments) => names::ln(arguments),
+        FsCommand::Chmod(arguments) => names::chmod(arguments),
+        FsCommand::Chown(arguments) => names::chown(arguments),
+        FsCommand::Fallocate(arguments) => allocate::run(arguments),
+        FsCommand::Snapshot(arguments) => subvolumes::snapshot(arguments),
+        FsCommand::Subvolume(arguments) => subvolumes::run(arguments),
     }
 }
 

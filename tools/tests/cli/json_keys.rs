@@ -168,6 +168,26 @@ fn filesystem(place: &Place, keys: &mut Keys) {
     place.write("new", b"");
     place.set_len("new", 100 << 20);
     keys.check(&printed(place, "fs format new"), &["`fs format --json`", "`fs info --json`"]);
+    place.write("local", b"data");
+    let change = "`fs` commands that change";
+    for command in [
+        "put local new",
+        "mkdir new/a",
+        "rmdir new/a",
+        "mv new/local new/b",
+        "ln -s x new/c",
+        "chmod 600 new/b",
+        "chown 1:2 new/b",
+        "fallocate --length 1MiB new/f",
+        "subvolume create new/d",
+        "snapshot new/d new/e",
+        "subvolume delete new/d",
+        "rm -r --subvolumes new/e",
+    ] {
+        keys.check(&printed(place, &format!("fs {command}")), &[change]);
+    }
+    let list = ["`fs subvolume list --json`", "`fs info --json`"];
+    keys.check(&printed(place, "fs subvolume list new"), &list);
     let get = "`fs get --json`, `fs rescue --json`";
     for (command, heading) in [
         ("fs info image", "`fs info --json`"),

@@ -61,7 +61,11 @@ async fn change(engine: &Engine, root: u64, number: u64, steps: u64) -> BTreeSet
 fn tasks_change_files_while_transactions_are_committed() {
     for options in [&["-m", "single", "-n", "4096"][..], &["-m", "dup"]] {
         let Some(disks) = Disks::make(1, 256, options) else { return };
-        let engine = block_on(Engine::open(&disks.open_waiting(5), EngineOptions { cache_bytes: 0, ..EngineOptions::default() })).unwrap();
+        let engine = block_on(Engine::open(
+            &disks.open_waiting(5),
+            EngineOptions { cache_bytes: 0, ..EngineOptions::default() },
+        ))
+        .unwrap();
         let to = SubvolumePlace { root: ROOT, place: Place { directory: TOP, name: b"other" } };
         let other = block_on(engine.create_subvolume(to, [1; 16], &OWNER, now())).unwrap();
         let is_done = Cell::new(false);

@@ -78,9 +78,10 @@ struct SpaceReport {
     device_bytes: u64,
 }
 
+/// A subvolume in JSON.
 #[derive(Serialize)]
-struct SubvolumeReport {
-    id: u64,
+pub(super) struct SubvolumeReport {
+    pub(super) id: u64,
     path: Option<String>,
     uuid: Option<String>,
     snapshot_of: Option<String>,
@@ -203,7 +204,10 @@ async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Report {
     }
 }
 
-async fn subvolume_reports(filesystem: &Filesystem, subvolumes: &BTreeMap<u64, Subvolume>) -> Vec<SubvolumeReport> {
+pub(super) async fn subvolume_reports(
+    filesystem: &Filesystem,
+    subvolumes: &BTreeMap<u64, Subvolume>,
+) -> Vec<SubvolumeReport> {
     let some = |bytes: &[u8; 16]| Some(uuid(bytes)).filter(|_| bytes != &[0; 16]);
     let mut told = Vec::new();
     for (id, one) in subvolumes {
@@ -310,15 +314,19 @@ fn text(report: &Report) -> String {
         lines.put("space", format_args!("{} {}: {used} of {total} used, {on} on devices", space.kind, space.profile));
     }
     for one in &report.subvolumes {
-        let mut words = vec![one.path.clone().unwrap_or_else(|| "-".to_owned())];
-        words.extend((Some(one.id) == report.default_subvolume).then(|| "default".to_owned()));
-        words.extend(one.read_only.then(|| "read-only".to_owned()));
-        words.extend(one.being_deleted.then(|| "being deleted".to_owned()));
-        words.extend(one.snapshot_of.as_ref().map(|uuid| format!("snapshot of {uuid}")));
-        words.extend(one.created_s.map(|seconds| format!("made {}", moment(seconds))));
-        lines.put(&format!("subvolume {}", one.id), words.join(", "));
+        lines.put(&format!("subvolume {}", one.id), subvolume_text(one, report.default_subvolume));
     }
     report.damage.iter().for_each(|damage| lines.put("damage", damage));
     report.unread.iter().for_each(|unread| lines.put("not read", unread));
     lines.into_text()
+}
+
+pub(super) fn subvolume_text(one: &SubvolumeReport, default_subvolume: Option<u64>) -> String {
+    let mut words = vec![one.path.clone().unwrap_or_else(|| "-".to_owned())];
+    words.extend((Some(one.id) == default_subvolume).then(|| "default".to_owned()));
+    words.extend(one.read_only.then(|| "read-only".to_owned()));
+    words.extend(one.being_deleted.then(|| "being deleted".to_owned()));
+    words.extend(one.snapshot_of.as_ref().map(|uuid| format!("snapshot of {uuid}")));
+    words.extend(one.created_s.map(|seconds| format!("made {}", moment(seconds))));
+    words.join(", ")
 }

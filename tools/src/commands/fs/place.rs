@@ -64,7 +64,7 @@ fn superblock_text(filesystem: &Filesystem) -> Option<String> {
 }
 
 /// Reports the missing, old or unused parts of the filesystem.
-fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
+pub(super) fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
     let name = name.devices();
     for (devid, device) in filesystem.known_devices() {
         if device.is_missing {

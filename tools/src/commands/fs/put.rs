@@ -1,0 +1,164 @@
+//! `sealblock fs put`: files and directory trees of this machine into a filesystem.
+//!
+//! `copier` makes the files, and `local` reads those of this machine.
+
+mod copier;
+mod local;
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use sealblock_btrfs_format::items::directory::FileType;
+use sealblock_stack::filesystem::FilesystemName;
+use sealblock_stack::{Cause, StackError};
+use serde::Serialize;
+
+use self::copier::Copier;
+use super::paths::Entry;
+use super::place::printable;
+use super::write::{Done, Order, Writer, change};
+use crate::cli::FsPut;
+use crate::exit::Exit;
+use crate::interrupt;
+use crate::progress::{Progress, Show};
+use crate::report::note;
+
+/// Losses that are listed; all are counted.
+const MAX_LISTED: usize = 10_000;
+
+/// What was copied, in JSON.
+#[derive(Default, Serialize)]
+struct Copied {
+    to: String,
+    /// Without directories.
+    files: u64,
+    /// Of file data.
+    bytes: u64,
+    lost: Vec<Lost>,
+    lost_unlisted: u64,
+    /// Extended attributes that could not be copied.
+    not_set: u64,
+}
+
+/// A file that was not copied, in JSON.
+#[derive(Serialize)]
+struct Lost {
+    path: String,
+    why: String,
+}
+
+impl Copied {
+    fn lose(&mut self, path: &Path, why: impl ToString) {
+        let lost = Lost { path: printable(path.as_os_str().as_bytes()), why: why.to_string() };
+        match self.lost.len() < MAX_LISTED {
+            true => self.lost.push(lost),
+            false => self.lost_unlisted += 1,
+        }
+    }
+}
+
+impl Done for Copied {
+    fn exit(&self) -> Exit {
+        if self.lost.is_empty() { Exit::Clean } else { Exit::DamageFound }
+    }
+}
+
+/// Copies.
+pub fn run(arguments: &FsPut) -> Result<Exit, StackError> {
+    let order = Order { names: &[&arguments.to], json: arguments.json, needs_subvolumes: false };
+    for local in &arguments.locals {
+        check_local(local, arguments.recursive)?;
+    }
+    let show = if arguments.json { Show::Never } else { Show::OnTerminal };
+    change(&order, async |writer| {
+        let progress = Progress::new("copying", None, show);
+        let mut copier = Copier::new(writer, &progress, &arguments.to);
+        copier.copied.to = arguments.to.to_string();
+        for local in &arguments.locals {
+            let entry = destination(writer, arguments, local).await?;
+            copier.copy(local, &entry).await?;
+            if writer.stops() {
+                let (files, bytes) = (copier.copied.files, copier.copied.bytes);
+                interrupt::report(
+                    "copying",
+                    format_args!("after {files} files, {bytes} bytes"),
+                    "the same command copies all again",
+                );
+                break;
+            }
+        }
+        let copied = copier.copied;
+        if !arguments.json {
+            copied.lost.iter().for_each(|lost| note(&format_args!("{}: skipped: {}", lost.path, lost.why)));
+            if copied.not_set > 0 {
+                note(&format_args!("{} extended attributes could not be copied", copied.not_set));
+            }
+        }
+        Ok(copied)
+    })
+}
+
+/// Refuses what cannot be copied before anything is opened.
+fn check_local(local: &Path, is_recursive: bool) -> Result<(), StackError> {
+    let about = local.symlink_metadata().map_err(|error| StackError::at_path("read", &error, local))?;
+    match about.is_dir() && !is_recursive {
+        true => Err(StackError::new(Cause::Usage, "copy", "it is a directory").on(local.display()).advise("use -r")),
+        false => Ok(()),
+    }
+}
+
+/// The entry that a local file gets.
+async fn destination(writer: &Writer, arguments: &FsPut, local: &Path) -> Result<Entry, StackError> {
+    let to = &arguments.to;
+    let is_directory = writer.find(to, true).await?.is_some_and(|node| node.kind == FileType::Directory);
+    let must_be = arguments.locals.len() > 1 || to.path.ends_with(b"/") && !local.is_dir();
+    if must_be && !is_directory {
+        let refused = StackError::new(Cause::Usage, "copy to", "it is not a directory").on(to);
+        return Err(refused.advise("make it with `sealblock fs mkdir`"));
+    }
+    let own = own_name(local).map(OsString::into_vec);
+    writer.destination(to, own.as_deref()).await
+}
+
+/// The name that a local file keeps. That of `.` or `..` is the name of the directory that it is.
+fn own_name(local: &Path) -> Option<OsString> {
+    let whole = match local.file_name() {
+        Some(name) => return Some(name.to_owned()),
+        None => local.canonicalize().ok()?,
+    };
+    whole.file_name().map(ToOwned::to_owned)
+}
+
+/// The files of this machine that the filesystem lies on: those are not copied into it.
+fn files_below(name: &FilesystemName) -> impl Iterator<Item = &Path> {
+    name.targets.iter().flat_map(|target| target.paths())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_local_directory_has_its_name_by_any_path() {
+        assert_eq!(own_name(Path::new("/usr/bin/")), Some("bin".into()));
+        assert_eq!(own_name(Path::new("/usr/bin/..")), Some("usr".into()));
+        assert_eq!(own_name(Path::new("/")), None);
+        assert!(own_name(Path::new(".")).is_some());
+    }
+
+    #[test]
+    fn what_is_read_before_is_refused() {
+        assert_eq!(check_local(Path::new("/usr"), false).unwrap_err().cause(), Cause::Usage);
+        check_local(Path::new("/usr"), true).unwrap();
+        check_local(Path::new("/nowhere"), true).unwrap_err();
+    }
+
+    #[test]
+    fn losses_beyond_the_limit_are_counted() {
+        let mut copied = Copied::default();
+        assert_eq!(copied.exit(), Exit::Clean);
+        (0..MAX_LISTED + 2).for_each(|_| copied.lose(Path::new("a"), "why"));
+        assert_eq!((copied.lost.len(), copied.lost_unlisted, copied.exit()), (MAX_LISTED, 2, Exit::DamageFound));
+    }
+}
