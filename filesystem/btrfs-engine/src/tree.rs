@@ -245,10 +245,12 @@ impl Tree {
             match change {
                 ItemChange::Insert(data) => self.insert(nodes, key, data)?,
                 ItemChange::Replace(data) => self.replace(nodes, key, data)?,
-                ItemChange::Delete => self.delete(nodes, key)?,
+                ItemChange::Delete => {}
             }
         }
-        Ok(())
+        // A leaf that becomes empty goes. A new item that belongs there would come into a neighbour, which nobody touched.
+        let mut deleted = changes.iter().filter(|(_, change)| matches!(change, ItemChange::Delete));
+        deleted.try_for_each(|(key, _)| self.delete(nodes, key))
     }
 
     /// Copies the root node, unless the open transaction made it.

@@ -399,3 +399,24 @@ fn items_that_no_leaf_can_have_are_refused() {
     assert!(matches!(result, Err(TreeError::Edit { error: EditError::Full { .. }, .. })));
     proof.commit();
 }
+
+#[test]
+fn a_new_item_in_a_leaf_whose_others_go_needs_no_neighbour() {
+    let mut proof = Proof::new(8);
+    // Each is alone in its leaf.
+    (0..20).for_each(|number| proof.insert(key(2 * number), (3000, 3)));
+    proof.commit();
+    for last in 0..8 {
+        proof.nodes.evict(&mut proof.random, 1);
+        let mut changes = ItemChanges::new();
+        proof.model.range(..=key(2 * last)).for_each(|(key, _)| changes.delete(*key));
+        changes.insert(key(2 * last + 1), vec![4; 2900]);
+        for (key, _) in changes.iter() {
+            proof.apply(key, |_, _| Ok(())).unwrap();
+        }
+        proof.tree.apply(&mut proof.nodes, &changes).unwrap();
+        proof.model.retain(|other, _| *other > key(2 * last));
+        proof.model.insert(key(2 * last + 1), (2900, 4));
+        proof.commit();
+    }
+}

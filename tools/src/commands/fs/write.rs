@@ -217,6 +217,7 @@ pub(super) fn engine_error(doing: &str, error: &EngineError) -> StackError {
         Errno::NOSPC => Cause::Full,
         Errno::UCLEAN => Cause::Damaged,
         Errno::IO => Cause::Io,
+        Errno::INVAL if matches!(refusal, ChangeError::Subvolume(_)) => Cause::Unsuitable,
         Errno::INVAL | Errno::NAMETOOLONG => Cause::Usage,
         Errno::NOENT | Errno::NODATA => Cause::Absent,
         Errno::ROFS | Errno::PERM | Errno::ACCESS => Cause::Refused,
@@ -277,6 +278,7 @@ mod tests {
         assert_eq!(cause(ChangeError::Plan(PlanError::NotFound)), Cause::Absent);
         assert_eq!(cause(ChangeError::Plan(PlanError::Exists)), Cause::Unsuitable);
         assert_eq!(cause(ChangeError::Subvolume(SubvolumeError::ReadOnly(5))), Cause::Refused);
+        assert_eq!(cause(ChangeError::Subvolume(SubvolumeError::NotASubvolume)), Cause::Unsuitable);
         assert_eq!(engine_error("x", &EngineError::Stopped("y".into())).cause(), Cause::Io);
         let crossing = EngineError::Change(ChangeError::Subvolume(SubvolumeError::Crossing));
         assert!(engine_error("x", &crossing).advice().unwrap().contains("fs put"));
