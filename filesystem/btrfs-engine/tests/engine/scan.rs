@@ -54,7 +54,10 @@ fn scan_some(engine: &Engine, root: u64, with_others: bool) -> Manifest {
     found
 }
 
-fn entries(engine: &Engine, root: u64, directory: u64) -> Vec<(Vec<u8>, Option<(u64, u64)>)> {
+/// A name, and the subvolume and inode that it leads to.
+type NamedPlace = (Vec<u8>, Option<(u64, u64)>);
+
+fn entries(engine: &Engine, root: u64, directory: u64) -> Vec<NamedPlace> {
     let (mut all, mut after) = (Vec::new(), 0);
     let until = block_on(engine.last_index(root, directory)).unwrap();
     loop {
