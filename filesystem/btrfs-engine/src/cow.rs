@@ -60,8 +60,8 @@ pub fn refs_of(
         (Key::new(bytenr, ItemType::EXTENT_ITEM, 0), Key::new(bytenr, ItemType::METADATA_ITEM, u64::MAX));
     let damaged = TreeError::Refs(bytenr);
     let (refs, flags) = match delayed.head(bytenr).and_then(|head| head.new_item()) {
-        // It is not in the tree yet. To look there, nodes would be needed that nobody walked to: a change copies nodes that
-        // it made itself.
+        // It is not in the tree yet. To look there, nodes would be needed that nobody walked to: a change copies nodes
+        // that it made itself.
         Some(item) => (item.refs(), item.flags),
         None => match extents.first_of(nodes, first..=last)? {
             Some((key, data)) => {
@@ -115,8 +115,8 @@ fn children(node: &Node, by: By) -> Result<Vec<(u64, ExtentRef)>, TreeError> {
 }
 
 impl Editor<'_> {
-    /// True if other trees have a node that may be shared, or if its children are referred to by node: then a copy of it
-    /// changes their references, and it must not be changed in place even if no other tree has it any more.
+    /// True if other trees have a node that may be shared, or if its children are referred to by node: then a copy of
+    /// it changes their references, and it must not be changed in place even if no other tree has it any more.
     ///
     /// # Errors
     /// If a node of the extent tree is not in memory.
