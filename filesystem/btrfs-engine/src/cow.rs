@@ -14,7 +14,7 @@
 //! Invariants:
 //! - Parents are copied before their children, so the reference of a node that is copied is by its tree.
 //! - A node of another tree than a subvolume is never shared, and neither is a root.
-//! - To copy a node that may be shared, its extent item must be in memory ([`Editor::refs_of`]).
+//! - To copy a node that may be shared, its extent item must be in memory ([`refs_of`]).
 
 use sealblock_btrfs_format::extent_refs::ExtentRef;
 use sealblock_btrfs_format::items::Item;
