@@ -148,8 +148,9 @@ mod tests {
                     }
                     _ => {
                         let (bytes, unit) = (random.usize(1..5), random.usize(1..4));
-                        let fits =
-                            |start: &usize| start % unit == 0 && model[*start..start + bytes].iter().all(|free| *free);
+                        let fits = |start: &usize| {
+                            start.is_multiple_of(unit) && model[*start..start + bytes].iter().all(|free| *free)
+                        };
                         let is_there = (0..=200 - bytes).any(|start| fits(&start));
                         let found = runs.allocate(bytes as u64, 0, unit as u64);
                         assert_eq!(found.is_some(), is_there);

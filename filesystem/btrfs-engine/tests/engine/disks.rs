@@ -80,7 +80,7 @@ impl Disks {
     }
 
     pub fn open(&self) -> Filesystem {
-        self.open_through(|name, memory| DynDevice::new(name, memory))
+        self.open_through(DynDevice::new)
     }
 
     /// Opens it with something in front of each device.

@@ -6,6 +6,7 @@
 
 mod commits;
 mod data;
+mod data_concurrent;
 mod data_faults;
 mod disks;
 mod faulty;
