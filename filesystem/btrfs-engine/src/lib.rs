@@ -4,11 +4,12 @@
 //! - [`tree`]: trees whose nodes are in memory.
 //! - [`view`]: the items that an operation reads, with those that it planned itself.
 //! - [`file_map`], [`nocow`], [`csums`]: plans for the data of files and their checksums.
+//! - [`data`]: the data of files, read and written.
 //! - [`plan`]: what operations on the files of a subvolume change: [`names`], [`inode`]s, [`xattrs`], [`orphans`].
 //!
 //! Invariants:
-//! - Nothing here does I/O, reads a clock or waits. Whoever uses it has read the nodes that a change needs, and writes
-//!   those that it made.
+//! - Only [`engine`] and [`data`] do I/O, read a clock or wait. Everything else changes what is in memory: a change runs
+//!   when the nodes that it needs are there.
 //! - Counts that come from the medium are checked. One that would fall below zero is an error, after which the
 //!   transaction must not be committed.
 //!

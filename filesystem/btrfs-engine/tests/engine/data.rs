@@ -29,6 +29,8 @@ struct Model {
     /// What the last commit has, if that is known.
     committed: Option<Vec<Vec<u8>>>,
     generation: u64,
+    /// What the files of each snapshot have.
+    snapshots: Vec<Vec<Vec<u8>>>,
 }
 
 struct ModelFile {
@@ -65,7 +67,7 @@ impl Model {
             ModelFile { ino: create(engine, &name, *kind), name, kind: *kind, content: Vec::new() }
         };
         let files = KINDS.iter().enumerate().map(file).collect();
-        Model { random: fastrand::Rng::with_seed(seed), files, committed: None, generation: 0 }
+        Model { random: fastrand::Rng::with_seed(seed), files, committed: None, generation: 0, snapshots: Vec::new() }
     }
 
     /// All files are committed as they are now.
@@ -183,7 +185,7 @@ impl Model {
         self.files.iter().for_each(|file| assert_content(engine, file.ino, &file.content));
     }
 
-    /// The kernel finds the same, and changes some.
+    /// The kernel finds the same, takes a snapshot, and changes some.
     fn take_to_kernel(&mut self, disks: &Disks) {
         let mount = Mount::new(&disks.images, "noatime").unwrap();
         for file in &self.files {
@@ -193,6 +195,15 @@ impl Model {
         }
         let scrubbed = run("btrfs", ["scrub", "start", "-B", mount.path("").to_str().unwrap()]).unwrap();
         assert!(scrubbed.contains("no errors found"), "{scrubbed}");
+        for (number, contents) in self.snapshots.iter().enumerate() {
+            for (file, content) in self.files.iter().zip(contents) {
+                assert_same(&std::fs::read(mount.path(&format!("s{number}/{}", file.name))).unwrap(), content);
+            }
+        }
+        let snapshot = mount.path(&format!("s{}", self.snapshots.len()));
+        let [top, snapshot] = [mount.path(""), snapshot].map(|path| path.to_str().unwrap().to_owned());
+        run("btrfs", ["subvolume", "snapshot", &top, &snapshot]).unwrap();
+        self.snapshots.push(self.files.iter().map(|file| file.content.clone()).collect());
         for file in &mut self.files {
             let (at, bytes) = (self.random.u64(..MOST), length(&mut self.random, 300_000));
             let data = noise(&mut self.random, bytes);
@@ -220,7 +231,7 @@ fn random_operations(disks: &Disks, seed: u64, steps: usize) {
     let options = EngineOptions { max_dirty_bytes, ..EngineOptions::default() };
     let mut engine = block_on(Engine::open(&disks.open(), options)).unwrap();
     let mut model = Model::new(&engine, seed);
-    for round in 0..2 {
+    for round in 0..3 {
         for step in 0..steps {
             model.step(&engine);
             if step % 20 == 19 {
@@ -245,27 +256,28 @@ fn random_operations(disks: &Disks, seed: u64, steps: usize) {
 }
 
 fn random_on(devices: usize, options: &[&str], (seed, steps): (u64, usize)) {
-    let Some(disks) = Disks::make(devices, 384, options) else { return };
+    let seed = std::env::var("SEED").map_or(seed, |more| seed + more.parse::<u64>().unwrap());
+    let Some(disks) = Disks::make(devices, 512, options) else { return };
     random_operations(&disks, seed, steps);
 }
 
 #[test]
 fn random_operations_on_one_device() {
-    random_on(1, &["-m", "single"], (1, 800));
-    random_on(1, &["-m", "dup", "-n", "4096"], (2, 600));
+    random_on(1, &["-m", "single"], (1, 500));
+    random_on(1, &["-m", "dup", "-n", "4096"], (2, 400));
 }
 
 #[test]
 fn random_operations_on_mirrors_and_stripes() {
-    random_on(2, &["-m", "raid1", "-d", "raid1", "--csum", "xxhash"], (3, 400));
-    random_on(4, &["-m", "raid10", "-d", "raid10", "--csum", "sha256"], (4, 300));
-    random_on(2, &["-m", "raid1", "-d", "raid0", "--csum", "blake2"], (5, 300));
+    random_on(2, &["-m", "raid1", "-d", "raid1", "--csum", "xxhash"], (3, 250));
+    random_on(4, &["-m", "raid10", "-d", "raid10", "--csum", "sha256"], (4, 200));
+    random_on(2, &["-m", "raid1", "-d", "raid0", "--csum", "blake2"], (5, 200));
 }
 
 #[test]
 fn random_operations_with_data_and_metadata_in_one_group_and_with_items_for_holes() {
-    random_on(1, &["--mixed", "-n", "4096"], (6, 500));
-    random_on(1, &["-m", "single", "-O", "^no-holes"], (7, 500));
+    random_on(1, &["--mixed", "-n", "4096"], (6, 300));
+    random_on(1, &["-m", "single", "-O", "^no-holes"], (7, 300));
 }
 
 #[test]
