@@ -59,8 +59,8 @@ pub fn refs_of(
         (Key::new(bytenr, ItemType::EXTENT_ITEM, 0), Key::new(bytenr, ItemType::METADATA_ITEM, u64::MAX));
     let damaged = TreeError::Refs(bytenr);
     let (refs, flags) = match delayed.head(bytenr).and_then(|head| head.new_item()) {
-        // It is not in the tree yet. To look there, nodes would be needed that nobody walked to: a change copies nodes that
-        // it made itself.
+        // It is not in the tree yet. To look there, nodes would be needed that nobody walked to: a change copies nodes
+        // that it made itself.
         Some(item) => (item.refs(), item.flags),
         None => match extents.first_of(nodes, first..=last)? {
             Some((key, data)) => {

@@ -295,12 +295,19 @@ impl Engine {
         state.is_size_ahead().then(|| state.size(0))
     }
 
-    /// Waits until no data of a subvolume are being written in place, and forbids it while the result is there. A
-    /// snapshot must be taken meanwhile, or it could have a write halfway.
-    pub async fn hold_in_place_writes(&self, root: u64) -> InPlaceHold {
+    /// Before a snapshot of a subvolume: stores the sizes of its files, for which writes in flight are waited for, and
+    /// waits until no data are being written in place. That is forbidden while the result is there. The snapshot must be
+    /// taken meanwhile, or it could have a write halfway.
+    ///
+    /// # Errors
+    /// If a size cannot be stored.
+    pub async fn hold_in_place_writes(&self, root: u64) -> Result<InPlaceHold, EngineError> {
+        for id in self.data().files.ahead(root) {
+            self.complete_writes(id.root, id.ino).await?;
+        }
         let hold = self.data().in_place.hold(root);
         self.while_waiting(hold.granted()).await;
-        hold
+        Ok(hold)
     }
 
     /// Waits for something that an abandoned write may hold.

@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
-use futures_util::lock::Mutex;
 use futures_util::stream::{self, StreamExt};
+use sealblock_block::Condition;
 use sealblock_btrfs::devices::DeviceSet;
 use sealblock_btrfs::replicas::Storage;
 use sealblock_btrfs::{BadCopy, CopyFault, Filesystem, FsError};
@@ -95,7 +95,8 @@ pub struct Engine {
     /// Devices on which a write failed.
     failed: RefCell<BTreeSet<u64>>,
     gate: Gate,
-    committing: Mutex<()>,
+    is_committing: Cell<bool>,
+    committed: Condition,
     durable: Cell<u64>,
     /// The superblocks of the devices without failures, by their transactions.
     supers: RefCell<BTreeMap<u64, u64>>,
@@ -129,7 +130,8 @@ impl Engine {
             transaction: RefCell::new(transaction),
             failed: RefCell::default(),
             gate: Gate::default(),
-            committing: Mutex::new(()),
+            is_committing: Cell::default(),
+            committed: Condition::default(),
             durable: Cell::new(durable),
             supers: RefCell::new(storage.devices.iter().map(|(devid, device)| (devid, device.generation)).collect()),
             stopped: RefCell::default(),
@@ -313,8 +315,8 @@ impl Engine {
     /// # Errors
     /// If they cannot be written. Nothing is written any more then.
     pub async fn commit(&self) -> Result<u64, EngineError> {
-        let _committing = self.committing.lock().await;
-        self.commit_alone().await
+        let generation = self.transaction.borrow().generation();
+        self.commit_through(generation).await
     }
 
     /// Makes the changes of a transaction durable, with all that came since, if they are not. Whoever comes while a
@@ -323,11 +325,14 @@ impl Engine {
     /// # Errors
     /// As for [`Engine::commit`].
     pub async fn commit_through(&self, generation: u64) -> Result<u64, EngineError> {
-        let _committing = self.committing.lock().await;
-        match self.durable.get() {
-            durable if durable >= generation => Ok(durable),
-            _ => self.commit_alone().await,
+        let is_durable = || self.durable.get() >= generation;
+        self.committed.wait_until(|| !self.is_committing.get() || is_durable()).await;
+        if is_durable() {
+            return Ok(self.durable.get());
         }
+        self.is_committing.set(true);
+        let _committing = Committing(self);
+        self.commit_alone().await
     }
 
     async fn commit_alone(&self) -> Result<u64, EngineError> {
@@ -490,6 +495,16 @@ struct Frozen {
     removed: Vec<u64>,
     storage: Storage,
     devices: Vec<DevItem>,
+}
+
+/// A commit. When it ends, others may begin one.
+struct Committing<'a>(&'a Engine);
+
+impl Drop for Committing<'_> {
+    fn drop(&mut self) {
+        self.0.is_committing.set(false);
+        self.0.committed.notify();
+    }
 }
 
 /// A transaction that is being written. If that is given up, nobody knows what of it is there.

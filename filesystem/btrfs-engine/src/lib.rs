@@ -6,12 +6,13 @@
 //! - [`view`]: the items that an operation reads, with those that it planned itself.
 //! - [`file_map`], [`nocow`], [`csums`]: plans for the data of files and their checksums.
 //! - [`operations`]: names, inodes and subvolumes, as a filesystem offers them to programs.
+//! - [`data`]: the data of files, read and written.
 //! - [`plan`]: what operations on the files of a subvolume change: [`names`], [`inode`]s, [`xattrs`], [`orphans`].
 //! - [`format`](mod@format): new filesystems.
 //!
 //! Invariants:
-//! - Only [`engine`], which reads and writes nodes, and [`operations`] wait. No other part does I/O.
-//! - Nothing reads a clock, or makes random numbers.
+//! - Only [`engine`], [`operations`] and [`data`] wait, do I/O, or measure time. Everything else changes what is in memory:
+//!   a change runs when the nodes that it needs are there.
 //! - Counts that come from the medium are checked. One that would fall below zero is an error, after which the
 //!   transaction must not be committed.
 //!

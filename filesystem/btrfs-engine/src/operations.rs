@@ -1,15 +1,15 @@
-//! Operations on names and inodes of subvolumes, as a filesystem offers them to programs: each is planned, and applied in
-//! one step.
+//! Operations on names and inodes of subvolumes, as a filesystem offers them to programs: each is planned, and applied
+//! in one step.
 //!
 //! Invariants:
 //! - An operation is atomic: it is a whole part of one transaction, or it changed nothing.
-//! - A subvolume is opened by the first operation on it. One that is deleted has no operations, and one that is read-only
-//!   none that changes it ([`SubvolumeError`](crate::subvolumes::SubvolumeError)).
-//! - Orphans that an earlier mount left, or that a snapshot has from its source, are deleted before the first change of a
-//!   subvolume. Nobody can use them, as they have no names. Those that come later may be in use: only
+//! - A subvolume is opened by the first operation on it. One that is deleted has no operations, and one that is
+//!   read-only none that changes it ([`SubvolumeError`](crate::subvolumes::SubvolumeError)).
+//! - Orphans that an earlier mount left, or that a snapshot has from its source, are deleted before the first change of
+//!   a subvolume. Nobody can use them, as they have no names. Those that come later may be in use: only
 //!   [`Engine::release`] deletes them.
-//! - While the filesystem is open, an inode number is not used twice. Neither is an index of a directory, unless very many
-//!   directories are changed.
+//! - While the filesystem is open, an inode number is not used twice. Neither is an index of a directory, unless very
+//!   many directories are changed.
 //!
 //! Nothing here checks the permissions of a user ([`EngineError::errno`] has the number of each refusal).
 

@@ -3,9 +3,9 @@
 //!
 //! Invariants:
 //! - A subvolume, its place in the root tree, its UUID and the entry in its directory come and go in one step.
-//! - A snapshot has the source as it is in the open transaction, without the snapshot's own entry: the roots are separated
-//!   before the entry is made. Whoever makes it has seen to it that no write is in flight that the snapshot would have
-//!   halfway.
+//! - A snapshot has the source as it is in the open transaction, without the snapshot's own entry: the roots are
+//!   separated before the entry is made. Whoever makes it has seen to it that no write is in flight that the snapshot
+//!   would have halfway.
 //! - A subvolume is deleted only if it has no other one below it, is not the default one, and nobody uses it.
 
 use sealblock_btrfs_format::item_changes::{ItemChange, ItemChanges};

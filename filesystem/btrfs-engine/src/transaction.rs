@@ -314,8 +314,8 @@ impl Transaction {
         self.prepare(use_of(id), self.nodes_of_changes(id, changes))
     }
 
-    /// As [`Transaction::prepare_nodes`], for changes of several trees that are made together, none of which is the chunk
-    /// tree, and some more nodes.
+    /// As [`Transaction::prepare_nodes`], for changes of several trees that are made together, none of which is the
+    /// chunk tree, and some more nodes.
     ///
     /// # Errors
     /// If there is no space, or a node of the free space tree is not in memory.

@@ -112,6 +112,13 @@ impl Files {
         FileLock { files: Rc::clone(self), file, state, id }
     }
 
+    /// The files of a subvolume whose items do not have their sizes.
+    pub fn ahead(&self, root: u64) -> Vec<FileId> {
+        let states = self.states.borrow();
+        let ahead = states.iter().filter(|(id, state)| id.root == root && state.is_size_ahead());
+        ahead.map(|(id, _)| *id).collect()
+    }
+
     /// A transaction is durable.
     pub fn committed(&self, durable: u64) {
         self.durable.set(durable);

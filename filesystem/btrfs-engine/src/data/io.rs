@@ -240,8 +240,8 @@ impl Engine {
         poll_fn(|context| if self.poll_abandoned(context) { Poll::Pending } else { Poll::Ready(()) }).await;
     }
 
-    /// Judges a write: every sector must be on a device that is not left behind. Devices that missed something that
-    /// others have are left behind. If a device has two copies and missed one, a checksum tells which, so `has_sums`
+    /// Judges a write: each sector that some device missed must be on another one that is not left behind. Then those
+    /// that missed it are left behind. If a device has two copies and missed one, a checksum tells which, so `has_sums`
     /// decides whether that is enough.
     ///
     /// # Errors

@@ -94,7 +94,9 @@ impl Written<'_> {
                     edit.drop_range(bytes, Order::FromStart, NonZeroUsize::MAX)?;
                     edit.insert(extent.part(generation))?;
                 }
-                ExtentPlace::Preallocated => drop(edit.mark_written(bytes, Mark::Keep, NonZeroUsize::MAX)?),
+                ExtentPlace::Preallocated => {
+                    edit.mark_written(bytes, Mark::Keep, NonZeroUsize::MAX)?;
+                }
                 ExtentPlace::InPlace => {}
             }
         }

@@ -110,8 +110,7 @@ impl Engine {
             let written = written.filter(|_| is_last);
             let how = FileChange { written, frees_space: true, ..FileChange::default() };
             let (is_last, stored) = transaction.change_file(lock.file(), &how, |edit, info| {
-                let cut = edit.truncate(size, info.stored_size(), items)?;
-                let is_last = cut.rest.is_empty() && is_last;
+                let cut = edit.truncate(size, info.stored_size(), if is_last { NonZeroUsize::MAX } else { items })?;
                 Ok(((is_last, cut.size), cut.size))
             })?;
             lock.state().set_size(stored, stored);

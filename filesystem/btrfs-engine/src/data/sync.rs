@@ -12,14 +12,17 @@ impl Engine {
     /// # Errors
     /// If it cannot be written. Nothing is written any more then.
     pub async fn fsync(&self, root: u64, ino: u64) -> Result<u64, EngineError> {
-        let id = FileId { root, ino };
-        let generation = self.complete_writes(id).await?;
+        let generation = self.complete_writes(root, ino).await?;
         self.commit_through(generation).await
     }
 
-    /// Waits for the writes of a file that are in flight, and stores its size. Returns the transaction that has all of
-    /// it.
-    async fn complete_writes(&self, id: FileId) -> Result<u64, EngineError> {
+    /// Waits for the writes of a file that are in flight, and stores its size: before another file is replaced by it,
+    /// too. Returns the transaction that has all of it.
+    ///
+    /// # Errors
+    /// If the size cannot be stored.
+    pub async fn complete_writes(&self, root: u64, ino: u64) -> Result<u64, EngineError> {
+        let id = FileId { root, ino };
         self.check_stopped()?;
         if let Some(state) = self.data().files.get(id) {
             self.while_waiting(state.ordered_done()).await;
@@ -38,7 +41,7 @@ impl Engine {
     /// As for [`Engine::fsync`].
     pub async fn sync_data(&self, root: u64, ino: u64) -> Result<(), EngineError> {
         let id = FileId { root, ino };
-        let generation = self.complete_writes(id).await?;
+        let generation = self.complete_writes(root, ino).await?;
         let info = self.change(|transaction: &mut Transaction| transaction.file_info(id)).await?;
         if !self.is_durable_but_for_data(id, &info) {
             return self.commit_through(generation).await.map(drop);

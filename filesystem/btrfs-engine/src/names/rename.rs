@@ -80,10 +80,10 @@ impl<V: Items> Plan<'_, V> {
         })
     }
 
-    /// Renames within the subvolume where an entry leads to a subvolume: the old one, the new one, or both. `indices` are
-    /// those that the root tree has for the places of subvolumes. An entry without one is left in a snapshot of a
-    /// subvolume that is elsewhere: it is replaced as an empty directory, and does not move. Returns the subvolumes that
-    /// moved, whose places in the root tree the caller changes.
+    /// Renames within the subvolume where an entry leads to a subvolume: the old one, the new one, or both. `indices`
+    /// are those that the root tree has for the places of subvolumes. An entry without one is left in a snapshot of a
+    /// subvolume that is elsewhere: it is replaced as an empty directory, and does not move. Returns the subvolumes
+    /// that moved, whose places in the root tree the caller changes.
     ///
     /// # Errors
     /// As for [`Plan::rename`]; [`PlanError::NotEmpty`] also for a subvolume that would be replaced.

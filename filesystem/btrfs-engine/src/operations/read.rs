@@ -1,5 +1,5 @@
-//! Operations that only read: names, directories, attributes, targets of symbolic links. They go on while a transaction is
-//! being completed.
+//! Operations that only read: names, directories, attributes, targets of symbolic links. They go on while a transaction
+//! is being completed.
 
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::directory::{FileType, Target};
@@ -24,8 +24,8 @@ pub enum Resolved {
     Inode(u64),
     /// The top directory of this subvolume, which has its place here.
     Subvolume(u64),
-    /// This subvolume has its place elsewhere, or is deleted: the entry is left in a snapshot of the subvolume that it is
-    /// in. It is shown as an empty directory.
+    /// This subvolume has its place elsewhere, or is deleted: the entry is left in a snapshot of the subvolume that it
+    /// is in. It is shown as an empty directory.
     Elsewhere(u64),
 }
 
@@ -103,8 +103,8 @@ impl Engine {
         self.read_plan(root, |_, plan| Ok(plan.inode(ino)?)).await
     }
 
-    /// The index of the last entry of a directory, or 0. Whoever reads a directory notes it first, and reads no further:
-    /// a name that is renamed again and again would be found for ever.
+    /// The index of the last entry of a directory, or 0. Whoever reads a directory notes it first, and reads no
+    /// further: a name that is renamed again and again would be found for ever.
     ///
     /// # Errors
     /// If the inode is not a directory, or cannot be read.

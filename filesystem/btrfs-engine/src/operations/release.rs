@@ -40,8 +40,8 @@ impl Engine {
     /// Deletes an inode that has no names left and that nobody uses. Returns false if it has names.
     ///
     /// # Errors
-    /// If there is no such inode, it is damaged, something cannot be read, or there is no space. The inode stays an orphan
-    /// then, and the filesystem deletes it when it is opened the next time.
+    /// If there is no such inode, it is damaged, something cannot be read, or there is no space. The inode stays an
+    /// orphan then, and the filesystem deletes it when it is opened the next time.
     pub async fn release(&self, root: u64, ino: u64) -> Result<bool, EngineError> {
         loop {
             match self.change(|transaction| transaction.delete_step(root, ino)).await? {

@@ -61,8 +61,8 @@ impl Engine {
         .await
     }
 
-    /// Renames a file of any type, or a subvolume. Only a subvolume can move to another subvolume, where the name must be
-    /// free.
+    /// Renames a file of any type, or a subvolume. Only a subvolume can move to another subvolume, where the name must
+    /// be free.
     ///
     /// # Errors
     /// Those of [`Plan::rename`](crate::plan::Plan::rename), of the subvolumes, and of the engine;

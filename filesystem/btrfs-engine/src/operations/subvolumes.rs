@@ -71,8 +71,8 @@ impl Engine {
         .await
     }
 
-    /// Makes a snapshot. Returns its number. It has the source as it is in the open transaction; data that are still to be
-    /// written are not part of it, so whoever calls this has written them, and holds back those that follow.
+    /// Makes a snapshot. Returns its number. It has the source as it is in the open transaction; data that are still to
+    /// be written are not part of it, so whoever calls this has written them, and holds back those that follow.
     ///
     /// # Errors
     /// Those of names, of both subvolumes, and of the engine.
@@ -119,12 +119,12 @@ impl Engine {
         }
     }
 
-    /// Deletes the subvolume at a place. Returns its number. Nobody may use it any more, nor an inode of it: its nodes are
-    /// dropped from then on.
+    /// Deletes the subvolume at a place. Returns its number. Nobody may use it any more, nor an inode of it: its nodes
+    /// are dropped from then on.
     ///
     /// # Errors
-    /// Those of names, of the subvolume that it is in, and of the engine; [`SubvolumeError::NotASubvolume`] if something
-    /// else is there; if it is the default subvolume, or has others below it.
+    /// Those of names, of the subvolume that it is in, and of the engine; [`SubvolumeError::NotASubvolume`] if
+    /// something else is there; if it is the default subvolume, or has others below it.
     pub async fn delete_subvolume(&self, at: SubvolumePlace<'_>, now: Timespec) -> Result<u64, EngineError> {
         self.recover_orphans(at.root).await?;
         self.change(|transaction| {

@@ -14,10 +14,10 @@ use sealblock_units::Lba;
 
 use crate::disks::Disks;
 use crate::faulty::{Faults, FaultyDevice};
-use crate::files::{Kind, ROOT, assert_content, create, read_all, write};
+use crate::files::{Kind, ROOT, assert_content, create, read_all, read_committed, write};
 
 /// An engine, and what its devices do to writes.
-fn open(disks: &Disks, options: EngineOptions) -> (Engine, Vec<Rc<Faults>>) {
+pub fn open(disks: &Disks, options: EngineOptions) -> (Engine, Vec<Rc<Faults>>) {
     let faults = std::cell::RefCell::new(Vec::new());
     let filesystem = disks.open_through(|name, memory| {
         let own = Rc::new(Faults::default());
@@ -139,11 +139,8 @@ fn a_size_is_stored_when_all_before_it_is_written() {
         assert_eq!(engine.size_ahead(ROOT, ino), Some(12288));
         block_on(engine.commit()).unwrap();
         disks.assert_consistent();
-        let stored = |disks: &Disks| {
-            let again = block_on(Engine::open(&disks.open(), EngineOptions::default()));
-            drop(again);
-        };
-        let _ = stored;
+        let stored = read_committed(&disks, ino);
+        assert_eq!(stored, [1; 4096], "the last commit has no bytes behind those that are still written");
         let (done, synced) = if fails {
             drop(first);
             (
@@ -212,7 +209,7 @@ fn a_snapshot_waits_for_data_that_are_written_in_place() {
     assert!((&mut hold).now_or_never().is_none());
     faults[0].release();
     block_on(in_place).unwrap();
-    let hold = block_on(hold);
+    let hold = block_on(hold).unwrap();
     let mut waits = Box::pin(engine.write(ROOT, ino, 0, Slice::copy_from(&[3; 8192])));
     assert!((&mut waits).now_or_never().is_none());
     drop(hold);
@@ -222,4 +219,39 @@ fn a_snapshot_waits_for_data_that_are_written_in_place() {
     write(&engine, ino, 8192, &[4; 10]);
     block_on(engine.sync_data(ROOT, ino)).unwrap();
     assert_eq!(engine.durable_generation(), durable + 1, "the size does");
+}
+
+#[test]
+fn one_of_two_copies_on_a_device_is_enough_for_what_has_a_checksum() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "dup", "-d", "dup"]) else { return };
+    let (engine, faults) = open(&disks, EngineOptions::default());
+    let (ino, unsummed) = (create(&engine, "file", Kind::Plain), create(&engine, "no sums", Kind::NoSum));
+    faults[0].failing.set(1);
+    write(&engine, ino, 0, &[1; 9000]);
+    assert_eq!(engine.take_bad_copies().len(), 1);
+    faults[0].failing.set(1);
+    let failed = block_on(engine.write(ROOT, unsummed, 0, Slice::copy_from(&[2; 9000])));
+    assert!(matches!(failed, Err(EngineError::Read(FsError::Lost(_)))), "nothing tells which copy is good");
+    faults[0].failing.set(1);
+    block_on(engine.commit()).unwrap();
+    assert_eq!(engine.take_bad_copies().len(), 1, "a node");
+    assert_content(&engine, ino, &[1; 9000]);
+    assert_content(&engine, unsummed, &[]);
+}
+
+#[test]
+fn nothing_is_written_any_more_when_the_writing_of_a_transaction_is_given_up() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    let (engine, faults) = open(&disks, EngineOptions::default());
+    let ino = create(&engine, "file", Kind::Plain);
+    block_on(engine.commit()).unwrap();
+    write(&engine, ino, 0, &[1; 9000]);
+    faults[0].hold(1);
+    assert!(engine.commit().now_or_never().is_none());
+    faults[0].release();
+    assert!(matches!(block_on(engine.commit()), Err(EngineError::Stopped(_))));
+    assert!(matches!(block_on(engine.fsync(ROOT, ino)), Err(EngineError::Stopped(_))));
+    assert_eq!(read_committed(&disks, ino), [], "the last commit");
+    drop(engine);
+    disks.assert_consistent();
 }

@@ -121,7 +121,7 @@ impl Disks {
 
     /// As [`Disks::open`], for a task.
     async fn open_in_task(&self) -> Filesystem {
-        self.open_as(|name, memory| DynDevice::new(name, memory)).await
+        self.open_as(DynDevice::new).await
     }
 
     /// Opens it on devices whose requests wait, so that others begin meanwhile.

@@ -15,6 +15,8 @@ pub struct Faults {
     pub holding: Cell<u32>,
     /// How often each write lets other tasks run.
     pub delays: Cell<u32>,
+    /// How often it does so at most besides, at random.
+    pub random_delays: Cell<u32>,
     held: Cell<bool>,
     released: Condition,
 }
@@ -59,7 +61,7 @@ impl Device for FaultyDevice {
             if take(&self.faults.holding) {
                 self.faults.released.wait_until(|| !self.faults.held.get()).await;
             }
-            for _ in 0..self.faults.delays.get() {
+            for _ in 0..self.faults.delays.get() + fastrand::u32(..=self.faults.random_delays.get()) {
                 yield_once().await;
             }
         }

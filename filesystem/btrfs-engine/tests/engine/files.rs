@@ -13,6 +13,8 @@ use sealblock_btrfs_format::items::inode::{InodeFlags, Timespec};
 use sealblock_btrfs_format::key::objectid;
 use sealblock_runtime_memory::Slice;
 
+use crate::disks::Disks;
+
 pub const ROOT: u64 = objectid::FS_TREE;
 
 /// What a new file is.
@@ -97,4 +99,18 @@ pub fn write(engine: &Engine, ino: u64, offset: u64, data: &[u8]) {
 
 pub fn is_full(error: &EngineError) -> bool {
     matches!(error, EngineError::Change(ChangeError::Space(SpaceError::Full(Use::Data | Use::Metadata))))
+}
+
+/// The content of a file as the last commit has it.
+pub fn read_committed(disks: &Disks, ino: u64) -> Vec<u8> {
+    let filesystem = disks.open();
+    block_on(async {
+        let subvolume = filesystem.subvolume(ROOT).await.unwrap();
+        let inode = filesystem.inode(subvolume.root, ino).await.unwrap();
+        let mut all = Vec::new();
+        while (all.len() as u64) < inode.size() {
+            all.extend_from_slice(&filesystem.read(&inode, all.len() as u64, 1 << 20).await.unwrap());
+        }
+        all
+    })
 }

@@ -7,6 +7,7 @@
 mod commits;
 mod crash;
 mod data;
+mod data_concurrent;
 mod data_faults;
 mod disks;
 mod drop;

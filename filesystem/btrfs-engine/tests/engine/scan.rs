@@ -13,6 +13,9 @@ use sealblock_proofs_btrfs_images::manifest::{Entry, Kind, Manifest, Time};
 /// The top directory of a subvolume.
 pub const TOP: u64 = 256;
 
+/// An inode of a subvolume.
+type At = (u64, u64);
+
 /// All that is below the top of a subvolume, also in others. Files have no content.
 pub fn scan(engine: &Engine, root: u64) -> Manifest {
     scan_some(engine, root, true)
@@ -35,7 +38,7 @@ fn scan_some(engine: &Engine, root: u64, with_others: bool) -> Manifest {
         let entry = entry(engine, (root, ino), &inode);
         if entry.kind == Kind::Directory {
             let prefix = if path.is_empty() { Vec::new() } else { [&path[..], b"/"].concat() };
-            let is_wanted = |at: &Option<(u64, u64)>| with_others || at.is_some_and(|(of, _)| of == root);
+            let is_wanted = |at: &Option<At>| with_others || at.is_some_and(|(of, _)| of == root);
             for (name, at) in entries(engine, root, ino).into_iter().filter(|(_, at)| is_wanted(at)) {
                 pending.push(([&prefix[..], &name].concat(), at));
             }
@@ -54,7 +57,7 @@ fn scan_some(engine: &Engine, root: u64, with_others: bool) -> Manifest {
     found
 }
 
-fn entries(engine: &Engine, root: u64, directory: u64) -> Vec<(Vec<u8>, Option<(u64, u64)>)> {
+fn entries(engine: &Engine, root: u64, directory: u64) -> Vec<(Vec<u8>, Option<At>)> {
     let (mut all, mut after) = (Vec::new(), 0);
     let until = block_on(engine.last_index(root, directory)).unwrap();
     loop {

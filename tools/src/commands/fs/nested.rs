@@ -123,7 +123,7 @@ mod tests {
             placed(260, 5, &[256]),
         ]);
         assert_eq!(ids(all.below(5, 300)), [259, 258, 257]);
-        assert_eq!(ids(all.below(5, 301)), []);
+        assert_eq!(ids(all.below(5, 301)), Vec::<u64>::new());
         assert_eq!(ids(all.below(5, 256)).len(), 4);
         assert_eq!(ids(all.below(258, 400)), [259]);
         assert_eq!(ids(all.below_subvolume(257)), [259, 258]);

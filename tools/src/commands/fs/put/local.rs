@@ -80,8 +80,11 @@ pub(super) fn read_link(path: &Path) -> io::Result<Vec<u8>> {
     fs::read_link(path).map(|target| target.into_os_string().into_vec())
 }
 
+/// The name and the value of an extended attribute.
+pub(super) type Xattr = (Vec<u8>, Vec<u8>);
+
 /// The extended attributes of a file, and the number of those that cannot be read.
-pub(super) fn xattrs(path: &Path) -> (Vec<(Vec<u8>, Vec<u8>)>, u64) {
+pub(super) fn xattrs(path: &Path) -> (Vec<Xattr>, u64) {
     let mut names = vec![0; MAX_XATTR_BYTES];
     let length = match rustix::fs::llistxattr(path, &mut names[..]) {
         Ok(length) => length,
