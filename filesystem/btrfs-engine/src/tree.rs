@@ -248,7 +248,7 @@ impl Tree {
                 ItemChange::Delete => {}
             }
         }
-        // A leaf that becomes empty goes. A new item that belongs there would come into a neighbour, which nobody touched.
+        // A leaf that becomes empty goes: a new item would come into a neighbour, which nobody touched.
         let mut deleted = changes.iter().filter(|(_, change)| matches!(change, ItemChange::Delete));
         deleted.try_for_each(|(key, _)| self.delete(nodes, key))
     }

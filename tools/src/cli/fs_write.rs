@@ -49,12 +49,13 @@ fn owner(text: &str) -> Result<Owner, String> {
 
 /// Arguments of `fs put`.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Examples:\n  sealblock fs put thesis.tex disk.img/home/alice/\n  sealblock fs put -r ./etc disk.img/etc\n\n\
-    Modes, owners, times, extended attributes, symbolic and hard links, holes, fifos, sockets and device nodes are preserved. An existing file is replaced; a \
-    directory is merged into one that exists. What cannot be read here is reported and left out, and the exit status is 1. \
-    Ctrl-C completes the step, commits what was copied, and stops."
-)]
+#[command(after_help = "Examples:\n  sealblock fs put thesis.tex disk.img/home/alice/\n  \
+    sealblock fs put -r ./etc disk.img/etc\n\n\
+    Modes, owners, times, extended attributes, symbolic and hard links, holes, fifos, sockets and device nodes are \
+    preserved. An existing file is replaced; a \
+    directory is merged into one that exists. What cannot be read here is reported and left out, and the exit \
+    status is 1. \
+    Ctrl-C completes the step, commits what was copied, and stops.")]
 pub struct FsPut {
     /// Files, and with -r directories, of this machine.
     #[arg(value_name = "LOCAL", required = true)]
@@ -72,9 +73,8 @@ pub struct FsPut {
 
 /// Arguments of `fs mkdir`.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Examples:\n  sealblock fs mkdir disk.img/data\n  sealblock fs mkdir -p disk.img/srv/www/html --mode 750 --owner 33:33"
-)]
+#[command(after_help = "Examples:\n  sealblock fs mkdir disk.img/data\n  \
+    sealblock fs mkdir -p disk.img/srv/www/html --mode 750 --owner 33:33")]
 pub struct FsMkdir {
     /// The directories, all in one filesystem.
     #[arg(value_name = "FILESYSTEM/PATH", required = true, value_parser = filesystem())]
@@ -97,7 +97,8 @@ pub struct FsMkdir {
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  sealblock fs rm disk.img/etc/nologin\n  sealblock fs rm -r disk.img/var/tmp/build\n\n\
-    Before a directory is removed, subvolumes in it are looked for. If there are any, nothing of it is removed without --subvolumes. \
+    Before a directory is removed, subvolumes in it are looked for. If there are any, nothing of it is removed \
+    without --subvolumes. \
     Ctrl-C completes the step, commits what was removed, and stops."
 )]
 pub struct FsRm {
@@ -133,10 +134,9 @@ pub struct FsRmdir {
 
 /// Arguments of `fs mv`.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Examples:\n  sealblock fs mv disk.img/etc/fstab disk.img/etc/fstab.old\n  sealblock fs mv disk.img:home disk.img:old/\n\n\
-    A subvolume can move to any place in its filesystem. Any other file stays in its subvolume."
-)]
+#[command(after_help = "Examples:\n  sealblock fs mv disk.img/etc/fstab disk.img/etc/fstab.old\n  \
+    sealblock fs mv disk.img:home disk.img:old/\n\n\
+    A subvolume can move to any place in its filesystem. Any other file stays in its subvolume.")]
 pub struct FsMv {
     /// The file, directory or subvolume.
     #[arg(value_name = "FROM", value_parser = filesystem())]
@@ -157,9 +157,8 @@ pub struct FsMv {
 
 /// Arguments of `fs ln`.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Examples:\n  sealblock fs ln disk.img/boot/vmlinuz-6.1 disk.img/boot/vmlinuz\n  sealblock fs ln -s /proc/mounts disk.img/etc/mtab"
-)]
+#[command(after_help = "Examples:\n  sealblock fs ln disk.img/boot/vmlinuz-6.1 disk.img/boot/vmlinuz\n  \
+    sealblock fs ln -s /proc/mounts disk.img/etc/mtab")]
 pub struct FsLn {
     /// The existing file, in the same filesystem and subvolume; with -s any text.
     #[arg(value_name = "TO")]
@@ -192,10 +191,10 @@ pub struct FsChmod {
 
 /// Arguments of `fs chown`.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Examples:\n  sealblock fs chown 1000:1000 disk.img/home/alice\n  sealblock fs chown :100 disk.img/srv\n\n\
-    Files other than directories lose the set-user-ID bit, and the set-group-ID bit if the group may execute them, as by chown(2)."
-)]
+#[command(after_help = "Examples:\n  sealblock fs chown 1000:1000 disk.img/home/alice\n  \
+    sealblock fs chown :100 disk.img/srv\n\n\
+    Files other than directories lose the set-user-ID bit, and the set-group-ID bit if the group may execute them, \
+    as by chown(2).")]
 pub struct FsChown {
     /// The numbers of the owner, of the group, or of both: UID, :GID or UID:GID.
     #[arg(value_name = "OWNER", value_parser = owner)]
@@ -212,7 +211,8 @@ pub struct FsChown {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  sealblock fs fallocate --length 10GiB disk.img/vm.raw\n  \
     sealblock fs fallocate --punch-hole --offset 1GiB --length 1GiB disk.img/vm.raw\n\n\
-    Data that are there stay; the rest reads as zeroes. A write into allocated space does not fail for want of space, unless a \
+    Data that are there stay; the rest reads as zeroes. A write into allocated space does not fail for want of \
+    space, unless a \
     snapshot shares it.")]
 pub struct FsFallocate {
     /// The file, which is made if it does not exist.
@@ -237,9 +237,8 @@ pub struct FsFallocate {
 
 /// Arguments of `fs snapshot`.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Examples:\n  sealblock fs snapshot disk.img:home disk.img:home-before\n  sealblock fs snapshot -r disk.img: disk.img:snapshots/monday"
-)]
+#[command(after_help = "Examples:\n  sealblock fs snapshot disk.img:home disk.img:home-before\n  \
+    sealblock fs snapshot -r disk.img: disk.img:snapshots/monday")]
 pub struct FsSnapshot {
     /// The subvolume.
     #[arg(value_name = "SUBVOLUME", value_parser = filesystem())]
@@ -298,11 +297,12 @@ pub struct FsSubvolumeCreate {
 
 /// Arguments of `fs subvolume delete`.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Examples:\n  sealblock fs subvolume delete disk.img:home-before\n  sealblock fs subvolume delete disk.img\n\n\
-    The subvolumes are gone when the command has committed that; freeing their space takes longer. Ctrl-C stops it after the \
-    current step. This command, or a mount by Linux, then continues. Without a path it only continues what an earlier one left."
-)]
+#[command(after_help = "Examples:\n  sealblock fs subvolume delete disk.img:home-before\n  \
+    sealblock fs subvolume delete disk.img\n\n\
+    The subvolumes are gone when the command has committed that; freeing their space takes longer. Ctrl-C stops it \
+    after the \
+    current step. This command, or a mount by Linux, then continues. Without a path it only continues what an \
+    earlier one left.")]
 pub struct FsSubvolumeDelete {
     /// The subvolumes, all in one filesystem.
     #[arg(value_name = "FILESYSTEM[/PATH]", required = true, value_parser = filesystem())]

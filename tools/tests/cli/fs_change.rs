@@ -1,5 +1,5 @@
-//! `fs mkdir`, `rm`, `rmdir`, `mv`, `ln`, `chmod`, `chown`, `snapshot` and `subvolume`: what they change, what they refuse,
-//! and that the filesystem is consistent after each.
+//! `fs mkdir`, `rm`, `rmdir`, `mv`, `ln`, `chmod`, `chown`, `snapshot` and `subvolume`: what they change, what they
+//! refuse, and that the filesystem is consistent after each.
 
 use std::fs;
 

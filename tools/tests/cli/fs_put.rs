@@ -1,4 +1,5 @@
-//! `fs put`: files and directory trees of this machine in a filesystem, read again with `fs get`, `fs cat` and by Linux.
+//! `fs put`: files and directory trees of this machine in a filesystem, read again with `fs get`, `fs cat` and by
+//! Linux.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};

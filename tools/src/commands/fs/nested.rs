@@ -1,4 +1,5 @@
-//! The subvolumes of a filesystem and the directories that they are in: what must be known before a directory is removed.
+//! The subvolumes of a filesystem and the directories that they are in: what must be known before a directory is
+//! removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 

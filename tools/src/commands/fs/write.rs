@@ -1,7 +1,7 @@
 //! Opening the filesystem that a command changes, its commit, and what is reported of it.
 //!
-//! What a command did is committed when its work ends, also by a failure or a signal: it is a whole number of steps then.
-//! Work of many steps commits in between, so that the nodes that it changed do not fill the memory.
+//! What a command did is committed when its work ends, also by a failure or a signal: it is a whole number of steps
+//! then. Work of many steps commits in between, so that the nodes that it changed do not fill the memory.
 
 use std::cell::Cell;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -103,8 +103,8 @@ pub(super) fn xattrs(path: &Path) -> (Vec<Xattr>, u64) {
     (read, lost)
 }
 
-/// Opens a regular file for reading, if it still is the one that was looked at. Nothing waits for a writer of a fifo that
-/// took its place.
+/// Opens a regular file for reading, if it still is the one that was looked at. Nothing waits for a writer of a fifo
+/// that took its place.
 ///
 /// # Errors
 /// If it cannot be opened, or is another one.
