@@ -4,7 +4,7 @@ use futures_executor::block_on;
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 
-use crate::disks::Disks;
+use crate::disks::{Disks, share};
 
 fn fill(disks: &Disks) {
     let mount = Mount::new(&disks.images, "noatime").unwrap();
@@ -41,7 +41,7 @@ fn empty_transactions_leave_the_filesystem_as_it_was() {
         let engine = block_on(Engine::open(&disks.open(), EngineOptions::default())).unwrap();
         assert_eq!(engine.durable_generation(), before + 3);
         disks.assert_consistent();
-        for round in 0..200 {
+        for round in 0..share(200) as u64 {
             assert_eq!(block_on(engine.commit()).unwrap(), before + 4 + round);
             if round % 20 == 0 {
                 disks.assert_consistent();

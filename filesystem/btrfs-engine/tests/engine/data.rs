@@ -6,7 +6,7 @@ use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 use sealblock_runtime_memory::Slice;
 
-use crate::disks::Disks;
+use crate::disks::{Disks, share};
 use crate::files::{Kind, ROOT, assert_content, assert_same, create, is_full, read_all, read_committed, write};
 
 const KINDS: [Kind; 9] = [
@@ -231,6 +231,7 @@ fn random_operations(disks: &Disks, seed: u64, steps: usize) {
     let options = EngineOptions { max_dirty_bytes, ..EngineOptions::default() };
     let mut engine = block_on(Engine::open(&disks.open(), options)).unwrap();
     let mut model = Model::new(&engine, seed);
+    let steps = share(steps);
     for round in 0..3 {
         for step in 0..steps {
             model.step(&engine);
@@ -313,7 +314,7 @@ fn fill_and_empty(options: &[&str], piece: usize) {
     let files: Vec<u64> = (0..4).map(|index| create(&engine, &format!("f{index}"), Kind::Plain)).collect();
     let mut random = fastrand::Rng::with_seed(3);
     let mut first = 0;
-    for round in 0..20 {
+    for round in 0..share(20) {
         let data = noise(&mut random, piece as u64);
         let (mut total, mut sizes) = (0, [0_u64; 4]);
         loop {

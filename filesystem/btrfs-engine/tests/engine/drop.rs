@@ -14,7 +14,7 @@ use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 
-use crate::disks::Disks;
+use crate::disks::{Disks, share};
 use crate::items::Attributes;
 
 const TOP: u64 = 256;
@@ -153,7 +153,7 @@ fn snapshots_are_changed_and_deleted_in_random_orders() {
         (2, &["-m", "raid1", "-n", "4096"], 25, 3),
     ] {
         let Some(disks) = Disks::make(devices, 256, options) else { return };
-        rounds(&disks, seed, count);
+        rounds(&disks, seed, share(count));
     }
 }
 

@@ -14,7 +14,7 @@ use sealblock_btrfs_format::key::{ItemType, objectid};
 use sealblock_btrfs_format::names::name_hash;
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 
-use crate::disks::Disks;
+use crate::disks::{Disks, share};
 
 fn attribute(family: u64, number: u64, bytes: usize, value: u8) -> (Key, Vec<u8>) {
     let name = format!("user.{family}.{number}");
@@ -103,6 +103,6 @@ fn random_items_leave_a_consistent_filesystem() {
         (4, &["-m", "raid10"], 12),
     ] {
         let Some(disks) = Disks::make(devices, 256, options) else { return };
-        random_changes(&disks, 1, rounds);
+        random_changes(&disks, 1, share(rounds));
     }
 }

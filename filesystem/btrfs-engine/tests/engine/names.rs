@@ -14,7 +14,7 @@ use sealblock_btrfs_format::key::objectid;
 use sealblock_proofs_btrfs_images::manifest::Manifest;
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 
-use crate::disks::Disks;
+use crate::disks::{Disks, share};
 use crate::scan::{TOP, assert_same, scan};
 
 const ROOT: u64 = objectid::FS_TREE;
@@ -305,13 +305,13 @@ fn random_names_are_those_of_a_model_and_of_the_kernel() {
         let Some(disks) = Disks::make(devices, 256, options) else { continue };
         let begun = std::time::Instant::now();
         let mut load = Load::new(&disks, 1);
-        load.run(&disks, steps, checks);
+        load.run(&disks, share(steps), checks);
         eprintln!("{options:?}: {steps} operations in {:?}", begun.elapsed());
         assert_kernel_agrees(&disks, &load.engine);
         kernel_changes(&disks, &mut load);
         load.engine = block_on(Engine::open(&disks.open(), EngineOptions::default())).unwrap();
         load.assert_model();
-        load.run(&disks, steps / 10, checks);
+        load.run(&disks, share(steps) / 10, checks);
         assert_kernel_agrees(&disks, &load.engine);
         eprintln!("{options:?}: all in {:?}", begun.elapsed());
     }
@@ -349,7 +349,7 @@ fn a_full_filesystem_can_be_emptied_again_and_again() {
         let engine = block_on(Engine::open(&disks.open(), EngineOptions::default())).unwrap();
         let mut random = fastrand::Rng::with_seed(7);
         let mut counts = Vec::new();
-        for round in 0..20 {
+        for round in 0..share(20) {
             let mut names: Vec<(Vec<u8>, u64)> = Vec::new();
             let value = vec![7; sizes[round % 2]];
             loop {

@@ -14,7 +14,7 @@ use sealblock_btrfs_format::key::objectid;
 use sealblock_proofs_btrfs_images::manifest::Manifest;
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 
-use crate::disks::Disks;
+use crate::disks::{Disks, share};
 use crate::scan::{TOP, assert_same, scan, scan_alone, without_content};
 
 const ROOT: u64 = objectid::FS_TREE;
@@ -90,7 +90,7 @@ fn snapshots_keep_the_moment_while_all_change() {
         change(&engine, &mut random, ROOT, files.get_mut(&ROOT).unwrap(), 3000);
         // Subvolumes that do not change, and what they had.
         let mut frozen: Vec<(u64, Manifest)> = Vec::new();
-        for round in 0..16 {
+        for round in 0..share(16) {
             // Of any subvolume, into any other one; with changes in the same transaction before and after it.
             let all: Vec<u64> = files.keys().copied().collect();
             let (source, parent) = (all[random.usize(..all.len())], all[random.usize(..all.len())]);
@@ -273,7 +273,7 @@ fn a_filesystem_full_of_snapshots_goes_on() {
         let mut files = BTreeMap::from([(ROOT, BTreeMap::new())]);
         change(&engine, &mut random, ROOT, files.get_mut(&ROOT).unwrap(), 1000);
         let (mut refused, mut made) = (0, 0);
-        while refused < 40 {
+        while refused < share(40) {
             let all: Vec<u64> = files.keys().copied().collect();
             let (source, parent) = (all[random.usize(..all.len())], all[random.usize(..all.len())]);
             let name = format!("snapshot{}", random.u64(..));
