@@ -15,46 +15,44 @@
 mod clone;
 mod compress;
 mod files;
+mod info;
 mod io;
 mod put;
 mod read;
 mod resize;
+pub(crate) mod state;
 mod sync;
 mod write;
 
-use std::cell::RefCell;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::rc::Rc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use sealblock_btrfs_format::features::Incompat;
 use sealblock_btrfs_format::item_changes::ItemChanges;
 use sealblock_btrfs_format::items::directory::FileType;
-use sealblock_btrfs_format::items::inode::{InodeFlags, InodeItem, Timespec};
+use sealblock_btrfs_format::items::inode::InodeFlags;
 use sealblock_btrfs_format::items::root::RootFlags;
 use sealblock_btrfs_format::key::objectid;
 use zerocopy::IntoBytes;
 
 pub use clone::FilePlace;
 pub use files::InPlaceHold;
-pub(crate) use files::{FileId, FileLock, Files, InPlaceWrites, LockRange};
-pub(crate) use io::AbandonedWrite;
+pub(crate) use files::{FileId, FileLock, LockRange};
+pub(crate) use info::{FileInfo, ITEMS_OF_A_STEP, now};
 pub use read::MAX_FILE_READ_BYTES;
 
 use crate::change::Change;
 use crate::csums::CsumEdit;
 use crate::engine::{Engine, EngineError};
-use crate::file_map::{File, FileEdit, FileMapError};
+use crate::file_map::{File, FileEdit};
 use crate::inode::{inode_key, kind_of};
 use crate::nodes::Nodes;
 use crate::plan::{Plan, PlanContext, PlanError};
 use crate::transaction::{ChangeError, Transaction};
 use crate::view::TreeView;
 use put::Written;
-
-/// The most items of a file that one change drops.
-pub(crate) const ITEMS_OF_A_STEP: NonZeroUsize = NonZeroUsize::new(256).expect("it is not 0");
 
 /// What the data path did so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -67,80 +65,6 @@ pub struct DataCounters {
     pub abandoned_writes: u64,
     /// Sectors that were restored from another copy.
     pub repaired_sectors: u64,
-}
-
-/// What the data path remembers.
-#[derive(Default)]
-pub(crate) struct DataState {
-    pub files: Rc<Files>,
-    pub in_place: Rc<InPlaceWrites>,
-    abandoned: RefCell<Vec<AbandonedWrite>>,
-    counters: io::Counters,
-}
-
-impl DataState {
-    fn abandon(&self, write: AbandonedWrite) {
-        self.counters.abandoned.set(self.counters.abandoned.get() + 1);
-        self.abandoned.borrow_mut().push(write);
-    }
-
-    fn take_abandoned(&self) -> Vec<AbandonedWrite> {
-        self.abandoned.take()
-    }
-
-    /// Puts those back that have not completed. Returns true if there are any.
-    fn put_abandoned(&self, writes: Vec<AbandonedWrite>) -> bool {
-        let mut all = self.abandoned.borrow_mut();
-        all.extend(writes);
-        !all.is_empty()
-    }
-}
-
-/// A regular file as the open transaction has it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FileInfo {
-    pub file: File,
-    pub inode: InodeItem,
-}
-
-impl FileInfo {
-    pub fn stored_size(&self) -> u64 {
-        self.inode.size.get()
-    }
-
-    pub fn has(&self, flags: InodeFlags) -> bool {
-        self.inode.flags().intersects(flags)
-    }
-
-    fn sector(&self) -> u64 {
-        u64::from(self.file.sector_bytes)
-    }
-
-    /// The first byte of the sector of a byte.
-    fn sector_start(&self, at: u64) -> u64 {
-        at / self.sector() * self.sector()
-    }
-
-    /// The sectors that have bytes of a range.
-    fn sectors(&self, range: &Range<u64>) -> Range<u64> {
-        self.sector_start(range.start)..self.file.sectors_end(range.end)
-    }
-
-    /// The bytes of a request.
-    fn range(&self, offset: u64, bytes: u64) -> Result<Range<u64>, ChangeError> {
-        let end = offset.checked_add(bytes).filter(|end| *end <= self.file.max_bytes());
-        let (ino, start) = (self.file.ino, offset);
-        let why = "the range ends behind the largest file";
-        let too_large = FileMapError::Range { ino, start, end: offset.saturating_add(bytes), why };
-        Ok(offset..end.ok_or(ChangeError::File(too_large))?)
-    }
-}
-
-/// The time of a change.
-pub(crate) fn now() -> Timespec {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
-    Timespec { seconds: seconds.into(), nanoseconds: since.subsec_nanos().into() }
 }
 
 impl Transaction {

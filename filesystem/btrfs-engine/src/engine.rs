@@ -37,7 +37,7 @@ use sealblock_runtime_memory::Slice;
 use zerocopy::FromBytes;
 
 use crate::chunks::Chunks;
-use crate::data::DataState;
+use crate::data::state::DataState;
 use crate::gate::Gate;
 use crate::numbers::Numbers;
 use crate::open;

@@ -1,13 +1,12 @@
 //! The command line of `fs`: Btrfs filesystems, and places in them.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::quantity::Rate;
 
+use super::values::filesystem;
 use super::{
     FsChmod, FsChown, FsFallocate, FsFormat, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume, Mode,
 };
@@ -82,11 +81,6 @@ pub enum FsCommand {
     Snapshot(FsSnapshot),
     /// Create, delete or list subvolumes.
     Subvolume(FsSubvolume),
-}
-
-/// Reads the name of a filesystem.
-pub(super) fn filesystem() -> impl TypedValueParser<Value = FilesystemName> {
-    OsStringValueParser::new().try_map(|text: OsString| FilesystemName::parse(&text))
 }
 
 /// Arguments of `fs info`.

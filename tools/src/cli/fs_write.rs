@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use sealblock_stack::filesystem::FilesystemName;
 use sealblock_units::ByteCount;
 
-use super::fs::filesystem;
+use super::values::filesystem;
 
 /// The most bits of a mode below the file type.
 const PERMISSIONS: u32 = 0o7777;

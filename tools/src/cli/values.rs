@@ -1,11 +1,11 @@
 //! Values of options: each with its own type, so that a wrong one is bad usage.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{OsStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, Args, Command, ValueEnum};
 use sealblock_exports_nvme_tcp::PiVisibility;
@@ -14,9 +14,15 @@ use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_media_volume::CorruptionKind;
 use sealblock_server::control::protocol::LogLevel;
 use sealblock_stack::Usage;
+use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::identity::uuid_from;
 use sealblock_stack::target::{Address, NbdAddress, TargetError, TargetErrorKind, TargetName};
 use sealblock_units::{BlockSize, Lba};
+
+/// Reads the name of a filesystem.
+pub(super) fn filesystem() -> impl TypedValueParser<Value = FilesystemName> {
+    OsStringValueParser::new().try_map(|text: OsString| FilesystemName::parse(&text))
+}
 
 /// Names of values: each with its help.
 pub(super) type Names<T> = [(&'static str, &'static str, T)];

@@ -6,7 +6,8 @@ use sealblock_btrfs_format::items::file_extent::Compression;
 use sealblock_btrfs_format::items::inode::InodeFlags;
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use super::{FileId, FileInfo, now};
+use super::files::FileId;
+use super::info::{FileInfo, now};
 use crate::file_map::{InlinePart, MAX_INLINE_BYTES};
 use crate::plan::{Plan, PlanContext};
 use crate::transaction::{ChangeError, Transaction};

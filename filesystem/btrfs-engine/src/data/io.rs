@@ -8,20 +8,19 @@
 //! - A device that missed a write that others have is left behind. If none has it, nothing refers to it, and no device
 //!   is behind.
 
-use std::cell::Cell;
 use std::future::poll_fn;
 use std::ops::Range;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::FutureExt;
-use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, StreamExt};
 use sealblock_btrfs::replicas::Storage;
-use sealblock_btrfs::{BadCopy, FsError, Lost, Place};
+use sealblock_btrfs::{FsError, Lost, Place};
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_runtime_memory::Slice;
 
+use super::state::{AbandonedWrite, WriteFuture, WriteOutcome};
 use crate::engine::{Engine, EngineError};
 use crate::reserve::TreeCost;
 use crate::transaction::ChangeError;
@@ -32,27 +31,6 @@ const EXTENTS_IN_FLIGHT: usize = 16;
 const SUM_STEP_BYTES: usize = 64 << 10;
 /// The longest extent, as in Linux.
 pub(super) const MAX_EXTENT_BYTES: u64 = 128 << 20;
-
-/// The copies that failed, or why nothing was written.
-pub(super) type WriteOutcome = Result<Vec<BadCopy>, FsError>;
-
-/// A write that devices are executing. It needs nothing of whoever requested it.
-pub(super) type WriteFuture = LocalBoxFuture<'static, WriteOutcome>;
-
-/// A write whose request is gone, with its space.
-pub(crate) struct AbandonedWrite {
-    write: WriteFuture,
-    space: Vec<Range<u64>>,
-}
-
-/// Counters of the data path.
-#[derive(Default)]
-pub(crate) struct Counters {
-    pub sum_time: Cell<Duration>,
-    pub hidden_sum_time: Cell<Duration>,
-    pub abandoned: Cell<u64>,
-    pub repaired: Cell<u64>,
-}
 
 /// Space that was allocated and has no extent, and the write to it.
 pub(super) struct Reserved<'e> {
@@ -162,15 +140,6 @@ pub(super) async fn sums_in_flight(
         None => reserved.completed().await,
     };
     (all, outcome)
-}
-
-impl Counters {
-    fn add_sum_time(&self, time: Duration, is_hidden: bool) {
-        self.sum_time.set(self.sum_time.get() + time);
-        if is_hidden {
-            self.hidden_sum_time.set(self.hidden_sum_time.get() + time);
-        }
-    }
 }
 
 impl Engine {

@@ -9,9 +9,9 @@ use sealblock_btrfs_format::key::objectid;
 use sealblock_runtime_memory::Slice;
 
 use super::compress::{Segment, segments};
-use super::files::InPlaceWrite;
+use super::files::{FileLock, InPlaceWrite};
+use super::info::{FileInfo, ITEMS_OF_A_STEP};
 use super::io::{Reserved, sums_in_flight, write_all};
-use super::{FileInfo, FileLock, ITEMS_OF_A_STEP};
 use crate::engine::{Engine, EngineError};
 use crate::file_map::{DiskExtent, ExtentPart, FileEdit, FileMapError, Mark, Order};
 use crate::reserve::TreeCost;

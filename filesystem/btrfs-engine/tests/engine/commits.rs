@@ -4,7 +4,8 @@ use futures_executor::block_on;
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 
-use crate::disks::{Disks, share};
+use crate::disks::Disks;
+use crate::{assert_scrubbed, share};
 
 fn fill(disks: &Disks) {
     let mount = Mount::new(&disks.images, "noatime").unwrap();
@@ -49,8 +50,7 @@ fn empty_transactions_leave_the_filesystem_as_it_was() {
         }
         disks.assert_checked_by_program();
         let mount = Mount::new(&disks.images, "noatime").unwrap();
-        let scrubbed = run("btrfs", ["scrub", "start", "-B", mount.path("").to_str().unwrap()]).unwrap();
-        assert!(scrubbed.contains("no errors found"), "{scrubbed}");
+        assert_scrubbed(&mount);
         std::fs::write(mount.path("of the kernel"), vec![1; 100_000]).unwrap();
         mount.unmount().unwrap();
         disks.load();

@@ -3,9 +3,7 @@
 
 use futures_executor::block_on;
 use sealblock_block::RequestKind;
-use sealblock_btrfs::check::{CheckOptions, check};
-use sealblock_btrfs::verify::Unwatched;
-use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
+use sealblock_btrfs::Filesystem;
 use sealblock_btrfs_engine::change::Change;
 use sealblock_btrfs_engine::drop::Dropped;
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
@@ -13,20 +11,15 @@ use sealblock_btrfs_format::key::objectid;
 use sealblock_btrfs_format::superblock::COPY_OFFSETS;
 use sealblock_proofs_btrfs_images::programs::{Loops, Mount, run};
 use sealblock_recorder::{CrashOptions, CrashState, CrashStates, Discarded, Image, Options, Recorder};
-use sealblock_units::BlockSize;
 
 use crate::disks::Disks;
 use crate::drop;
 use crate::items::Attributes;
-
-fn candidates(devices: Vec<sealblock_block::DynDevice>) -> Vec<Candidate> {
-    devices.into_iter().map(|device| Candidate { name: device.name().into(), device }).collect()
-}
+use crate::{assert_scrubbed, findings, images_of, open_devices};
 
 fn open(state: &CrashState) -> Filesystem {
     let devices = state.images.iter().enumerate().map(|(index, image)| image.device(&format!("crashed {index}")));
-    let opened = block_on(Filesystem::open(candidates(devices.collect()), OpenOptions::default()));
-    opened.unwrap_or_else(|error| panic!("state {} {:?}: {error}", state.index, state.survivors()))
+    open_devices(devices).unwrap_or_else(|error| panic!("state {} {:?}: {error}", state.index, state.survivors()))
 }
 
 /// The filesystem of a state is whole, and not older than the last commit that returned.
@@ -37,9 +30,8 @@ fn assert_whole(state: &CrashState, first: u64) {
     assert!(generation >= durable.unwrap_or(first), "state {}: {generation} is older than {durable:?}", state.index);
     // No device missed more than a superblock, so none is stale, and the opening commit of the next mount makes them equal.
     assert!(filesystem.storage().devices.iter().all(|(_, device)| !device.is_stale), "state {}", state.index);
-    let report = block_on(check(&filesystem, CheckOptions::default(), &Unwatched));
-    let findings = report.findings.iter().map(ToString::to_string);
-    let findings: Vec<String> = findings.filter(|finding| !finding.starts_with("superblock: ")).collect();
+    let mut findings = findings(&filesystem);
+    findings.retain(|finding| !finding.starts_with("superblock: "));
     assert!(findings.is_empty(), "state {} {:?}: {findings:#?}", state.index, state.survivors());
 }
 
@@ -51,7 +43,7 @@ fn record(images: Vec<Image>, seed: u64, rounds: usize) -> Recorder {
 fn record_with(images: Vec<Image>, options: Options, engine: EngineOptions, rounds: usize) -> Recorder {
     let seed = options.seed;
     let recorder = Recorder::new(images, options);
-    let opened = block_on(Filesystem::open(candidates(recorder.devices()), OpenOptions::default())).unwrap();
+    let opened = open_devices(recorder.devices()).unwrap();
     let engine = block_on(Engine::open(&opened, engine)).unwrap();
     recorder.mark(format!("commit {}", engine.durable_generation()));
     let mut attributes = Attributes::new(seed);
@@ -96,8 +88,7 @@ fn every_state_after_a_power_cut_is_whole() {
         (3, &["-m", "raid1c3", "-d", "raid0"], 300),
     ] {
         let Some(disks) = Disks::make(devices, 256, options) else { return };
-        let images: Vec<Image> =
-            disks.images.iter().map(|image| Image::load(image, BlockSize::B4096).unwrap()).collect();
+        let images = images_of(&disks);
         let first = disks.open().superblock().generation.get();
         let recorder = record(images, 1, 12);
         let states = CrashStates::new(recorder.log(), &crash_options(1, limit));
@@ -113,8 +104,7 @@ fn every_state_after_a_power_cut_is_whole() {
 fn every_state_after_two_power_cuts_is_whole() {
     for (devices, options) in [(1, &["-m", "single"][..]), (2, &["-m", "raid1"])] {
         let Some(disks) = Disks::make(devices, 256, options) else { return };
-        let images: Vec<Image> =
-            disks.images.iter().map(|image| Image::load(image, BlockSize::B4096).unwrap()).collect();
+        let images = images_of(&disks);
         let first = disks.open().superblock().generation.get();
         let states = CrashStates::new(record(images, 2, 3).log(), &crash_options(2, 12));
         let mut count = 0;
@@ -134,8 +124,7 @@ fn discards_that_are_late_take_nothing() {
     // So few nodes that their places are used again soon.
     for (devices, options) in [(1, &["-m", "single", "-n", "65536"][..]), (4, &["-m", "raid10", "-n", "65536"])] {
         let Some(disks) = Disks::make(devices, 256, options) else { return };
-        let images: Vec<Image> =
-            disks.images.iter().map(|image| Image::load(image, BlockSize::B4096).unwrap()).collect();
+        let images = images_of(&disks);
         let first = disks.open().superblock().generation.get();
         for discarded in [Discarded::Zeroes, Discarded::Garbage] {
             let options = Options { seed: 9, discard_delay: 3, discarded, ..Options::default() };
@@ -154,7 +143,7 @@ fn discards_that_are_late_take_nothing() {
 #[test]
 fn what_a_lost_write_leaves_of_a_lost_transaction_is_found() {
     let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
-    let base = Image::load(&disks.images[0], BlockSize::B4096).unwrap();
+    let base = images_of(&disks).remove(0);
     let cut_off = {
         // All but the superblock of the second transaction, whose first one was empty.
         let opened = record(vec![base.clone()], 11, 0).images().remove(0);
@@ -168,13 +157,8 @@ fn what_a_lost_write_leaves_of_a_lost_transaction_is_found() {
     };
     // The opening of the next mount is where both have the same places.
     let again = record(vec![cut_off.clone()], 12, 0);
-    let is_found = |image: &Image| {
-        let devices = vec![image.device("lost write")];
-        match block_on(Filesystem::open(candidates(devices), OpenOptions::default())) {
-            Err(_) => true,
-            Ok(opened) => block_on(check(&opened, CheckOptions::default(), &Unwatched)).finding_count > 0,
-        }
-    };
+    let is_found =
+        |image: &Image| open_devices([image.device("lost write")]).map_or(true, |opened| !findings(&opened).is_empty());
     let mut lost = 0;
     for request in again.log().requests().iter().filter(|one| one.kind == RequestKind::Write) {
         let (mut image, mut damaged) = (again.images().remove(0), again.images().remove(0));
@@ -202,8 +186,7 @@ fn what_a_lost_write_leaves_of_a_lost_transaction_is_found() {
 fn some_states_are_checked_and_mounted_by_other_programs() {
     for (devices, options) in [(1, &["-m", "dup"][..]), (2, &["-m", "raid1", "-d", "raid1", "-n", "4096"])] {
         let Some(disks) = Disks::make(devices, 128, options) else { return };
-        let images: Vec<Image> =
-            disks.images.iter().map(|image| Image::load(image, BlockSize::B4096).unwrap()).collect();
+        let images = images_of(&disks);
         let options = CrashOptions { atomic_superblocks: true, ..crash_options(7, 8) };
         let states = CrashStates::new(record(images, 7, 6).log(), &options);
         for state in states.iter() {
@@ -217,8 +200,7 @@ fn some_states_are_checked_and_mounted_by_other_programs() {
             let mount = Mount::new(&disks.images, "noatime").unwrap();
             std::fs::write(mount.path("of the kernel"), vec![1; 100_000]).unwrap();
             mount.sync().unwrap();
-            let scrubbed = run("btrfs", ["scrub", "start", "-B", mount.path("").to_str().unwrap()]).unwrap();
-            assert!(scrubbed.contains("no errors found"), "state {} {:?}: {scrubbed}", state.index, state.survivors());
+            assert_scrubbed(&mount);
             mount.unmount().unwrap();
         }
     }

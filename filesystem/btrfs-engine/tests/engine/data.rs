@@ -6,8 +6,9 @@ use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 use sealblock_runtime_memory::Slice;
 
-use crate::disks::{Disks, share};
+use crate::disks::Disks;
 use crate::files::{Kind, ROOT, assert_content, assert_same, create, is_full, read_all, read_committed, write};
+use crate::{assert_scrubbed, share};
 
 const KINDS: [Kind; 9] = [
     Kind::Plain,
@@ -193,8 +194,7 @@ impl Model {
             assert_eq!(found.len(), file.content.len(), "{} {:?}", file.name, file.kind);
             assert_same(&found, &file.content);
         }
-        let scrubbed = run("btrfs", ["scrub", "start", "-B", mount.path("").to_str().unwrap()]).unwrap();
-        assert!(scrubbed.contains("no errors found"), "{scrubbed}");
+        assert_scrubbed(&mount);
         for (number, contents) in self.snapshots.iter().enumerate() {
             for (file, content) in self.files.iter().zip(contents) {
                 assert_same(&std::fs::read(mount.path(&format!("s{number}/{}", file.name))).unwrap(), content);

@@ -22,11 +22,6 @@ use sealblock_units::{BlockSize, Extent};
 
 const BLOCK: u64 = 4096;
 
-/// As much of a load as is run: a quarter, and all of it if `SEALBLOCK_ENGINE` is `all`.
-pub fn share(steps: usize) -> usize {
-    let is_all = std::env::var_os("SEALBLOCK_ENGINE").is_some_and(|load| load == "all");
-    if is_all { steps } else { steps.div_ceil(4) }
-}
 const PIECE: u64 = 1 << 20;
 
 /// Lets other tasks have their turns a number of times.

@@ -14,8 +14,9 @@ use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 
-use crate::disks::{Disks, share};
+use crate::disks::Disks;
 use crate::items::Attributes;
+use crate::{assert_scrubbed, share};
 
 const TOP: u64 = 256;
 
@@ -130,8 +131,7 @@ fn rounds(disks: &Disks, seed: u64, rounds: usize) {
     block_on(engine.commit()).unwrap();
     disks.assert_checked_by_program();
     let mount = Mount::new(&disks.images, "noatime").unwrap();
-    let scrubbed = run("btrfs", ["scrub", "start", "-B", mount.path("").to_str().unwrap()]).unwrap();
-    assert!(scrubbed.contains("no errors found"), "{scrubbed}");
+    assert_scrubbed(&mount);
     let listed = run("btrfs", ["subvolume", "list", mount.path("").to_str().unwrap()]).unwrap();
     assert_eq!(listed.lines().count(), subvolumes.len() - 1, "{listed}");
     for (id, _) in subvolumes.iter().filter(|(id, _)| **id != objectid::FS_TREE) {

@@ -2,27 +2,19 @@
 //! committed stays, and nothing is said to be committed that is not.
 
 use futures_executor::block_on;
-use sealblock_block::{DynDevice, RequestKind};
-use sealblock_btrfs::check::{CheckOptions, check};
-use sealblock_btrfs::verify::Unwatched;
-use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
+use sealblock_block::RequestKind;
 use sealblock_btrfs_engine::change::Change;
 use sealblock_btrfs_engine::engine::{Engine, EngineError, EngineOptions};
 use sealblock_btrfs_format::key::objectid;
 use sealblock_recorder::{FailedWrite, Fault, Image, Options, Recorder, Repeat};
-use sealblock_units::BlockSize;
 
 use crate::disks::Disks;
 use crate::items::Attributes;
-
-fn open(devices: Vec<DynDevice>) -> Filesystem {
-    let candidates = devices.into_iter().map(|device| Candidate { name: device.name().into(), device });
-    block_on(Filesystem::open(candidates.collect(), OpenOptions::default())).unwrap()
-}
+use crate::{findings, images_of, open_devices};
 
 /// Runs commits with changes until one fails. Returns the last transaction that was committed, and the error.
 fn work(recorder: &Recorder, fault: Option<Fault>) -> (Option<u64>, Option<EngineError>) {
-    let opened = open(recorder.devices());
+    let opened = open_devices(recorder.devices()).unwrap();
     fault.into_iter().for_each(|fault| recorder.inject(fault));
     let engine = match block_on(Engine::open(&opened, EngineOptions::default())) {
         Ok(engine) => engine,
@@ -52,14 +44,13 @@ fn work(recorder: &Recorder, fault: Option<Fault>) -> (Option<u64>, Option<Engin
 /// What is on the devices afterwards is whole, and has all that was committed.
 fn assert_whole(images: &[Image], committed: u64, what: &str) {
     let devices = images.iter().enumerate().map(|(index, image)| image.device(&format!("after {index}")));
-    let filesystem = open(devices.collect());
+    let filesystem = open_devices(devices).unwrap();
     let generation = filesystem.superblock().generation.get();
     assert!(generation >= committed, "{what}: {generation} is on the devices, and {committed} was committed");
-    let report = block_on(check(&filesystem, CheckOptions::default(), &Unwatched));
-    let findings = report.findings.iter().map(ToString::to_string);
+    let mut findings = findings(&filesystem);
     // A device that was left behind has old copies, which are named.
     let is_copy = |finding: &String| finding.starts_with("superblock: ") || finding.contains("copy ");
-    let findings: Vec<String> = findings.filter(|finding| !is_copy(finding)).collect();
+    findings.retain(|finding| !is_copy(finding));
     assert!(findings.is_empty(), "{what}: {findings:#?}");
 }
 
@@ -67,8 +58,7 @@ fn assert_whole(images: &[Image], committed: u64, what: &str) {
 fn every_request_fails_once_or_for_ever() {
     for (devices, options) in [(1, &["-m", "single"][..]), (2, &["-m", "raid1"])] {
         let Some(disks) = Disks::make(devices, 256, options) else { return };
-        let images: Vec<Image> =
-            disks.images.iter().map(|image| Image::load(image, BlockSize::B4096).unwrap()).collect();
+        let images = images_of(&disks);
         let first = disks.open().superblock().generation.get();
         let new = |seed| Recorder::new(images.clone(), Options { seed, ..Options::default() });
         let good = new(1);

@@ -12,9 +12,10 @@ use sealblock_btrfs_format::items::directory::{DirEntry, FileType};
 use sealblock_btrfs_format::items::entries::push_entry;
 use sealblock_btrfs_format::key::{ItemType, objectid};
 use sealblock_btrfs_format::names::name_hash;
-use sealblock_proofs_btrfs_images::programs::{Mount, run};
+use sealblock_proofs_btrfs_images::programs::Mount;
 
-use crate::disks::{Disks, share};
+use crate::disks::Disks;
+use crate::{assert_scrubbed, share};
 
 fn attribute(family: u64, number: u64, bytes: usize, value: u8) -> (Key, Vec<u8>) {
     let name = format!("user.{family}.{number}");
@@ -86,8 +87,7 @@ fn random_changes(disks: &Disks, seed: u64, rounds: usize) {
     }
     disks.assert_checked_by_program();
     let mount = Mount::new(&disks.images, "noatime").unwrap();
-    let scrubbed = run("btrfs", ["scrub", "start", "-B", mount.path("").to_str().unwrap()]).unwrap();
-    assert!(scrubbed.contains("no errors found"), "{scrubbed}");
+    assert_scrubbed(&mount);
     mount.unmount().unwrap();
     disks.load();
     disks.assert_consistent();

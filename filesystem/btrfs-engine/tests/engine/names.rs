@@ -12,10 +12,11 @@ use sealblock_btrfs_engine::xattrs::XattrMode;
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_proofs_btrfs_images::manifest::Manifest;
-use sealblock_proofs_btrfs_images::programs::{Mount, run};
+use sealblock_proofs_btrfs_images::programs::Mount;
 
-use crate::disks::{Disks, share};
+use crate::disks::Disks;
 use crate::scan::{TOP, assert_same, scan};
+use crate::{assert_scrubbed, share};
 
 const ROOT: u64 = objectid::FS_TREE;
 const OWNER: Ownership = Ownership { uid: 1000, gid: 100, permissions: 0o640 };
@@ -287,8 +288,7 @@ fn assert_kernel_agrees(disks: &Disks, engine: &Engine) {
     disks.assert_checked_by_program();
     let mount = Mount::new(&disks.images, "noatime").unwrap();
     assert_same(Manifest::scan(&mount.path("")).unwrap(), scan(engine, ROOT));
-    let scrubbed = run("btrfs", ["scrub", "start", "-B", mount.path("").to_str().unwrap()]).unwrap();
-    assert!(scrubbed.contains("no errors found"), "{scrubbed}");
+    assert_scrubbed(&mount);
     mount.unmount().unwrap();
 }
 

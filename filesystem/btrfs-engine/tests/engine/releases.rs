@@ -14,6 +14,7 @@ use sealblock_btrfs_format::key::objectid;
 use sealblock_proofs_btrfs_images::manifest::Manifest;
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 
+use crate::assert_scrubbed;
 use crate::disks::Disks;
 use crate::scan::TOP;
 
@@ -123,8 +124,7 @@ fn files_with_data_are_deleted_and_what_a_snapshot_shares_stays() {
         let mut left: Vec<_> = fs::read_dir(mount.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         left.sort();
         assert_eq!(left, ["copy", "named", "other name", "second"]);
-        let scrubbed = run("btrfs", ["scrub", "start", "-B", mount.path("").to_str().unwrap()]).unwrap();
-        assert!(scrubbed.contains("no errors found"), "{scrubbed}");
+        assert_scrubbed(&mount);
         mount.unmount().unwrap();
     }
 }

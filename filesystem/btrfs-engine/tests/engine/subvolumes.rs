@@ -14,8 +14,9 @@ use sealblock_btrfs_format::key::objectid;
 use sealblock_proofs_btrfs_images::manifest::Manifest;
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 
-use crate::disks::{Disks, share};
+use crate::disks::Disks;
 use crate::scan::{TOP, assert_same, scan, scan_alone, without_content};
+use crate::{assert_scrubbed, share};
 
 const ROOT: u64 = objectid::FS_TREE;
 const OWNER: Ownership = Ownership { uid: 0, gid: 0, permissions: 0o750 };
@@ -124,8 +125,7 @@ fn snapshots_keep_the_moment_while_all_change() {
         disks.assert_checked_by_program();
         kernel_sees(&disks, &scan(&engine, ROOT));
         let mount = Mount::new(&disks.images, "noatime").unwrap();
-        let scrubbed = run("btrfs", ["scrub", "start", "-B", mount.path("").to_str().unwrap()]).unwrap();
-        assert!(scrubbed.contains("no errors found"), "{scrubbed}");
+        assert_scrubbed(&mount);
         kernel_changes(&mount);
         mount.unmount().unwrap();
         disks.load();

@@ -26,8 +26,8 @@ use super::super::paths::{Entry, Node};
 use super::super::place::printable;
 use super::super::remove::release;
 use super::super::write::{Writer, engine_error, now};
-use super::local::{self, Kind};
-use super::{Copied, files_below};
+use super::copied::Copied;
+use super::local::{self, Kind, files_below};
 use crate::progress::Progress;
 
 /// Bytes that are read and written at once.

@@ -15,6 +15,7 @@ use sealblock_btrfs_engine::names::NewFile;
 use sealblock_btrfs_engine::plan::PlanError;
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_stack::filesystem::FilesystemName;
 
 /// The most bytes of the names of all attributes of a file, and of a value (Linux has the same limits).
 const MAX_XATTR_BYTES: usize = 64 << 10;
@@ -101,6 +102,11 @@ pub(super) fn xattrs(path: &Path) -> (Vec<Xattr>, u64) {
         }
     }
     (read, lost)
+}
+
+/// The files of this machine that the filesystem lies on: those are not copied into it.
+pub(super) fn files_below(name: &FilesystemName) -> impl Iterator<Item = &Path> {
+    name.targets.iter().flat_map(|target| target.paths())
 }
 
 /// Opens a regular file for reading, if it still is the one that was looked at. Nothing waits for a writer of a fifo
