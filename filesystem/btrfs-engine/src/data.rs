@@ -1,8 +1,8 @@
 //! The data of files: read and written, with all that this changes in the trees.
 //!
-//! A write goes to new space first. When it has completed, one change makes it visible: the file's items, the references
-//! to extents, the checksums and the inode. So a crash finds the old data or the new ones. Only data of files with
-//! NODATACOW and space that was allocated in advance are written in place, if nobody else has them
+//! A write goes to new space first. When it has completed, one change makes it visible: the file's items, the
+//! references to extents, the checksums and the inode. So a crash finds the old data or the new ones. Only data of
+//! files with NODATACOW and space that was allocated in advance are written in place, if nobody else has them
 //! ([`crate::nocow`]).
 //!
 //! Invariants:
@@ -220,8 +220,8 @@ impl Engine {
     }
 
     /// Before a snapshot of a subvolume: stores the sizes of its files, for which writes in flight are waited for, and
-    /// waits until no data are being written in place. That is forbidden while the result is there. The snapshot must be
-    /// taken meanwhile, or it could have a write halfway.
+    /// waits until no data are being written in place. That is forbidden while the result is there. The snapshot must
+    /// be taken meanwhile, or it could have a write halfway.
     ///
     /// # Errors
     /// If a size cannot be stored.

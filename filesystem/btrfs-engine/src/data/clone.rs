@@ -38,8 +38,8 @@ struct CloneRange {
 }
 
 impl Engine {
-    /// Makes a range of a file share the extents of a range of another one, or of itself. With 0 bytes, that is all up to
-    /// the end of the source. A source that is in its item is copied.
+    /// Makes a range of a file share the extents of a range of another one, or of itself. With 0 bytes, that is all up
+    /// to the end of the source. A source that is in its item is copied.
     ///
     /// # Errors
     /// If a range does not consist of whole sectors, apart from the end of the source; one file has checksums and the
@@ -102,8 +102,8 @@ impl Engine {
         Ok(CloneRange { from: range, to: to.offset, size: target_range.end })
     }
 
-    /// Locks both ranges; of two files in one order, so that two such operations cannot wait for each other. If it is one
-    /// file, it has one lock.
+    /// Locks both ranges; of two files in one order, so that two such operations cannot wait for each other. If it is
+    /// one file, it has one lock.
     async fn lock_for_clone(
         &self,
         from: FileId,

@@ -2,8 +2,8 @@
 //! inodes' items.
 //!
 //! Invariants:
-//! - Reads lock bytes shared; whatever changes bytes locks them exclusively. Locks that overlap are granted in the order
-//!   of the requests, so none starves. A lock of several ranges is one lock with one place in the order.
+//! - Reads lock bytes shared; whatever changes bytes locks them exclusively. Locks that overlap are granted in the
+//!   order of the requests, so none starves. A lock of several ranges is one lock with one place in the order.
 //! - A lock belongs to whoever holds it, not to the request: data that are being written in place keep theirs until the
 //!   device has answered, even if the request is gone.
 //! - The size in an inode's item never has bytes that are still being written. A write that completes behind one that

@@ -140,7 +140,8 @@ impl Extent {
 }
 
 impl Engine {
-    /// Writes whole sectors of a locked file, with their checksums. If space is scattered, it is as much as makes a step.
+    /// Writes whole sectors of a locked file, with their checksums. If space is scattered, it is as much as makes a
+    /// step.
     ///
     /// # Errors
     /// If there is no space, or no copy of a sector can be written.

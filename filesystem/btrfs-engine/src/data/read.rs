@@ -13,7 +13,7 @@ use futures_util::stream::{self, StreamExt};
 use sealblock_block::Durability;
 use sealblock_btrfs::replicas::{Check, MAX_READ_BYTES};
 use sealblock_btrfs::{BadCopy, CopyFault, FsError};
-use sealblock_btrfs_format::compress::{MAX_EXTENT_BYTES, Sizes, decompress};
+use sealblock_btrfs_format::compress::{CompressError, MAX_EXTENT_BYTES, Sizes, decompress};
 use sealblock_btrfs_format::items::file_extent::Compression;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -187,12 +187,13 @@ impl Engine {
                 Ok((Slice::copy_from(&plain), Vec::new()))
             }
             Source::Compressed { stored, part } => {
-                let (data, bad) = self.read_stored(stored).await?;
                 let plain_bytes = usize::try_from(part.extent.plain_bytes).unwrap_or(usize::MAX);
-                if plain_bytes > MAX_EXTENT_BYTES {
-                    let why = sealblock_btrfs_format::compress::CompressError::Extent(plain_bytes);
-                    return Err(fail(stored.logical, why));
+                let largest = part.extent.plain_bytes.max(stored.bytes);
+                if largest > MAX_EXTENT_BYTES as u64 {
+                    let largest = usize::try_from(largest).unwrap_or(usize::MAX);
+                    return Err(fail(stored.logical, CompressError::Extent(largest)));
                 }
+                let (data, bad) = self.read_stored(stored).await?;
                 let sizes = Sizes { plain_bytes, sector_bytes: sector_bytes as usize };
                 let plain = decompress(part.extent.compression, &data, sizes);
                 let plain = plain.map_err(|why| fail(stored.logical, why))?;

@@ -171,6 +171,9 @@ impl Engine {
         let id = lock.file();
         let info = self.change(|transaction| transaction.file_to_change(id, false)).await?;
         let range = self.change(|_| info.range(offset, bytes)).await?;
+        if range.is_empty() {
+            return Err(refused(id, &range, "a range of no bytes"));
+        }
         let size = lock.state().size(info.stored_size());
         if self.is_inline(id).await? && range.start < size {
             self.inline_to_extent(lock, &info, size).await?;
@@ -260,6 +263,9 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let id = lock.file();
         let range = self.change(|transaction| transaction.file_info(id)?.range(offset, bytes)).await?;
+        if range.is_empty() {
+            return Err(refused(id, &range, "a range of no bytes"));
+        }
         let info = self
             .change(|transaction| {
                 let stored = transaction.file_info(id)?.stored_size();
@@ -330,8 +336,8 @@ impl Engine {
     }
 }
 
-/// The number of items for the next try of a step that frees space, if there was no space for so many: as few as what is
-/// kept for such steps is enough for.
+/// The number of items for the next try of a step that frees space, if there was no space for so many: as few as what
+/// is kept for such steps is enough for.
 fn fewer_items(items: NonZeroUsize, error: EngineError) -> Result<NonZeroUsize, EngineError> {
     let is_full = matches!(error, EngineError::Change(ChangeError::Space(SpaceError::Full(Use::Metadata))));
     let fewer = limit(FEW_ITEMS);

@@ -137,8 +137,8 @@ fn is_written(part: &Mapping) -> bool {
 }
 
 impl Engine {
-    /// Writes bytes of a file. When this returns, the data were written, and the next commit makes them durable. Returns
-    /// the number of bytes that were written: fewer only if an error occurred after some were.
+    /// Writes bytes of a file. When this returns, the data were written, and the next commit makes them durable.
+    /// Returns the number of bytes that were written: fewer only if an error occurred after some were.
     ///
     /// # Errors
     /// If there is no space, no copy of a sector can be written, it is not a regular file, or it must not be changed.
