@@ -51,6 +51,10 @@ impl NodeSource for Editor<'_> {
     fn get(&self, bytenr: u64) -> Option<&[u8]> {
         self.nodes.get(bytenr)
     }
+
+    fn is_clean(&self, bytenr: u64) -> bool {
+        self.nodes.is_clean(bytenr)
+    }
 }
 
 impl NodeMap for Editor<'_> {

@@ -256,7 +256,13 @@ impl Engine {
                 Ok(done) => return Ok(done),
                 Err(expected) => expected,
             };
-            let bytes = self.read_node(&expected).await?;
+            let durable = self.durable.get();
+            let bytes = match self.read_node(&expected).await {
+                Ok(bytes) => bytes,
+                // Meanwhile the node may have been replaced, and its place used again.
+                Err(_) if self.durable.get() != durable => continue,
+                Err(error) => return Err(error),
+            };
             self.transaction.borrow_mut().nodes.pin(expected.bytenr, bytes);
             pins.bytenrs.push(expected.bytenr);
         }

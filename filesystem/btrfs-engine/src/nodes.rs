@@ -47,6 +47,10 @@ impl NodeSource for Nodes {
         clean.is_used.set(true);
         Some(&clean.bytes)
     }
+
+    fn is_clean(&self, bytenr: u64) -> bool {
+        !self.dirty.contains_key(&bytenr) && !self.frozen.contains_key(&bytenr)
+    }
 }
 
 impl Nodes {

@@ -73,6 +73,9 @@ pub enum TreeError {
 pub trait NodeSource {
     /// The bytes of a node, if it is in memory.
     fn get(&self, bytenr: u64) -> Option<&[u8]>;
+
+    /// True if the node was only read, so that another one may have its address by now.
+    fn is_clean(&self, bytenr: u64) -> bool;
 }
 
 /// The nodes in memory, for a tree that changes.
@@ -346,7 +349,13 @@ impl Tree {
         loop {
             let bytes = nodes.get(expected.bytenr).ok_or(TreeError::Need(expected))?;
             let node = decode(bytes, expected.bytenr)?;
-            check_place(&node, &expected, before)?;
+            match check_place(&node, &expected, before) {
+                // It was read before it was replaced.
+                Err(TreeError::Other { what: "generation", .. }) if nodes.is_clean(expected.bytenr) => {
+                    return Err(TreeError::Need(expected));
+                }
+                checked => checked?,
+            }
             let bytenr = expected.bytenr;
             if node.header().level == 0 {
                 let found = node.items().binary_search_by_key(&key, |item| item.key());

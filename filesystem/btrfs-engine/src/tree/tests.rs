@@ -35,6 +35,10 @@ impl NodeSource for Nodes {
     fn get(&self, bytenr: u64) -> Option<&[u8]> {
         self.memory.get(&bytenr).map(|bytes| &bytes[..])
     }
+
+    fn is_clean(&self, bytenr: u64) -> bool {
+        !self.dirty.contains(&bytenr)
+    }
 }
 
 impl NodeMap for Nodes {
