@@ -1,6 +1,6 @@
 //! A new filesystem: all its nodes and superblocks, laid out in memory.
 //!
-//! [`format`] decides everything and does no I/O. It places the first block groups on the devices, packs the items of
+//! [`format()`] decides everything and does no I/O. It places the first block groups on the devices, packs the items of
 //! all trees into nodes, and returns a [`FormattedImage`], which says what is written where, and in which order.
 //!
 //! Invariants:
