@@ -29,7 +29,6 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_btrfs_format::features::Incompat;
 use sealblock_btrfs_format::item_changes::ItemChanges;
 use sealblock_btrfs_format::items::directory::FileType;
 use sealblock_btrfs_format::items::inode::InodeFlags;
@@ -46,7 +45,7 @@ pub use read::MAX_FILE_READ_BYTES;
 use crate::change::Change;
 use crate::csums::CsumEdit;
 use crate::engine::{Engine, EngineError};
-use crate::file_map::{File, FileEdit};
+use crate::file_map::FileEdit;
 use crate::inode::{inode_key, kind_of};
 use crate::nodes::Nodes;
 use crate::plan::{Plan, PlanContext, PlanError};
@@ -87,14 +86,7 @@ impl Transaction {
             FileType::Directory => return Err(PlanError::IsADirectory.into()),
             _ => return Err(PlanError::InvalidArgument("not a regular file").into()),
         }
-        let file = File {
-            root,
-            ino,
-            sector_bytes: geometry.sector_bytes,
-            node_bytes: geometry.node_bytes,
-            has_hole_items: !geometry.features.incompat.contains(Incompat::NO_HOLES),
-            has_sums: !inode.flags().contains(InodeFlags::NODATASUM),
-        };
+        let file = self.file(root, ino, &inode);
         Ok(FileInfo { file, inode })
     }
 

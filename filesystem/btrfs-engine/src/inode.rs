@@ -177,6 +177,16 @@ impl<V: Items> Plan<'_, V> {
         Ok(inode)
     }
 
+    /// An inode changes now, but not its data.
+    pub(crate) fn mark_changed(&mut self, ino: u64) -> Result<(), PlanError> {
+        let now = self.context.now;
+        self.edit_inode(ino, |inode| {
+            inode.ctime = now;
+            Ok(())
+        })?;
+        Ok(())
+    }
+
     /// Changes attributes of an inode.
     ///
     /// # Errors

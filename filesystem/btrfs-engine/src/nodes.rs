@@ -116,11 +116,6 @@ impl Nodes {
         }
     }
 
-    /// The dirty nodes, by their addresses.
-    pub fn dirty(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.dirty.iter().map(|(bytenr, bytes)| (*bytenr, &bytes[..]))
-    }
-
     /// The number of dirty nodes.
     pub fn dirty_count(&self) -> usize {
         self.dirty.len()

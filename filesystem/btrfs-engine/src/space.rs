@@ -287,11 +287,6 @@ impl Space {
         Ok(at..at + longest)
     }
 
-    /// Bytes of data groups that are free now, in those groups whose free space was read or not.
-    pub fn free_data_bytes(&self) -> u64 {
-        self.groups_of(Use::Data).map(|(_, group)| group.free_bytes()).sum()
-    }
-
     /// Gives back what was allocated and never written, and has no item.
     ///
     /// # Errors

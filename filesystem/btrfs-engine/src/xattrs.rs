@@ -133,15 +133,6 @@ impl<V: Items> Plan<'_, V> {
         })
     }
 
-    fn mark_changed(&mut self, ino: u64) -> Result<(), PlanError> {
-        let now = self.context.now;
-        self.edit_inode(ino, |inode| {
-            inode.ctime = now;
-            Ok(())
-        })?;
-        Ok(())
-    }
-
     /// Gives a new inode the compression that its directory has as an attribute, as Linux does: the algorithm without
     /// its level, and not if the file could not be compressed.
     pub(crate) fn inherit_compression(
@@ -170,22 +161,9 @@ mod tests {
     use super::*;
     use crate::inode::{AttributeChanges, inode_key};
     use crate::names::model::{
-        GENERATION, OWNER, TOP, Tree, apply, check, colliding_names, context, geometry, new_tree, time,
+        GENERATION, OWNER, TOP, Tree, change, check, colliding_names, context, geometry, new_tree, time,
     };
     use crate::names::{NewFile, Place};
-
-    fn change<T>(
-        tree: &mut Tree,
-        operation: impl FnOnce(&mut Plan<'_, Tree>) -> Result<T, PlanError>,
-    ) -> Result<T, PlanError> {
-        let geometry = geometry();
-        let mut plan = Plan::new(tree, context(&geometry));
-        let result = operation(&mut plan);
-        let changes = plan.into_changes();
-        assert!(result.is_ok() || changes.is_empty());
-        apply(tree, changes);
-        result
-    }
 
     #[test]
     fn attributes_with_equal_hashes_are_those_of_a_map() {

@@ -16,7 +16,7 @@ use sealblock_btrfs_format::node::{ITEM_HEAD_BYTES, leaf_capacity};
 use sealblock_btrfs_format::superblock::Geometry;
 
 use crate::inode::Ownership;
-use crate::plan::{Plan, PlanContext};
+use crate::plan::{Plan, PlanContext, PlanError};
 
 pub(crate) type Tree = BTreeMap<Key, Vec<u8>>;
 
@@ -194,4 +194,18 @@ fn check_inode(all: &BTreeMap<u64, Found>, ino: u64, found: &Found) {
             assert!(backrefs.contains(&(ino, *index, name.clone())), "{target} knows its name in {ino}");
         }
     }
+}
+
+/// Plans an operation on a tree and applies it.
+pub(crate) fn change<T>(
+    tree: &mut Tree,
+    operation: impl FnOnce(&mut Plan<'_, Tree>) -> Result<T, PlanError>,
+) -> Result<T, PlanError> {
+    let geometry = geometry();
+    let mut plan = Plan::new(tree, context(&geometry));
+    let result = operation(&mut plan);
+    let changes = plan.into_changes();
+    assert!(result.is_ok() || changes.is_empty());
+    apply(tree, changes);
+    result
 }

@@ -50,17 +50,8 @@ impl<V: Items> Plan<'_, V> {
     /// [`PlanError::IsSubvolume`]: the caller renames it with its entry ([`Plan::remove_subvolume_entry`]) and in the
     /// root tree. Those of names and of both directories.
     pub fn rename(&mut self, from: Place<'_>, to: Place<'_>, mode: RenameMode) -> Result<Renamed, PlanError> {
-        check_name(to.name)?;
         self.attempt(|plan| {
-            let source = plan.used_place(from)?;
-            plan.directory(to.directory, false)?;
-            let target = plan.lookup(to.directory, to.name)?;
-            match (target, mode) {
-                (Some(_), RenameMode::NoReplace) => return Err(PlanError::Exists),
-                (None, RenameMode::Exchange) => return Err(PlanError::NotFound),
-                (Some(target), _) if target.target == source.target => return Ok(Renamed::Same),
-                _ => {}
-            }
+            let Some((source, target)) = plan.ends_of_rename(from, to, mode)? else { return Ok(Renamed::Same) };
             let (ino, kind) = plan.target_inode(from, source)?;
             plan.check_not_below(ino, kind, from, to)?;
             match target {
@@ -94,18 +85,10 @@ impl<V: Items> Plan<'_, V> {
         mode: RenameMode,
         indices: &[(Place<'_>, u64)],
     ) -> Result<(Renamed, Vec<MovedSubvolume<'p>>), PlanError> {
-        check_name(to.name)?;
         let index_of = |place: Place<'_>| indices.iter().find(|(at, _)| *at == place).map(|(_, index)| *index);
         self.attempt(|plan| {
-            let source = plan.used_place(from)?;
-            plan.directory(to.directory, false)?;
-            let target = plan.lookup(to.directory, to.name)?;
-            match (target, mode) {
-                (Some(_), RenameMode::NoReplace) => return Err(PlanError::Exists),
-                (None, RenameMode::Exchange) => return Err(PlanError::NotFound),
-                (Some(target), _) if target.target == source.target => return Ok((Renamed::Same, Vec::new())),
-                _ => {}
-            }
+            let ends = plan.ends_of_rename(from, to, mode)?;
+            let Some((source, target)) = ends else { return Ok((Renamed::Same, Vec::new())) };
             plan.check_movable(source, from, to, index_of(from))?;
             plan.reserve_index(from)?;
             plan.reserve_index(to)?;
@@ -129,6 +112,25 @@ impl<V: Items> Plan<'_, V> {
             let moved = plan.put_entry(to, source)?;
             Ok((Renamed::Moved(replaced), moved))
         })
+    }
+
+    /// What is at the old name, and at the new one if it is there. `None` if both are one file, which stays.
+    fn ends_of_rename(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        mode: RenameMode,
+    ) -> Result<Option<(DirectoryEntry, Option<DirectoryEntry>)>, PlanError> {
+        check_name(to.name)?;
+        let source = self.used_place(from)?;
+        self.directory(to.directory, false)?;
+        let target = self.lookup(to.directory, to.name)?;
+        match (target, mode) {
+            (Some(_), RenameMode::NoReplace) => Err(PlanError::Exists),
+            (None, RenameMode::Exchange) => Err(PlanError::NotFound),
+            (Some(target), _) if target.target == source.target => Ok(None),
+            _ => Ok(Some((source, target))),
+        }
     }
 
     /// Refuses to move what is left of a subvolume in a snapshot, and a directory below itself.
@@ -186,7 +188,7 @@ impl<V: Items> Plan<'_, V> {
         match entry.target {
             Target::Inode(ino) => {
                 self.add_name(place, entry)?;
-                self.mark_renamed(ino)?;
+                self.mark_changed(ino)?;
                 Ok(Vec::new())
             }
             Target::Subvolume(id) => {
@@ -240,8 +242,8 @@ impl<V: Items> Plan<'_, V> {
         self.remove_name(other, to)?;
         self.add_name(to, DirectoryEntry { target: Target::Inode(ino), kind })?;
         self.add_name(from, DirectoryEntry { target: Target::Inode(other), kind: other_kind })?;
-        self.mark_renamed(ino)?;
-        self.mark_renamed(other)?;
+        self.mark_changed(ino)?;
+        self.mark_changed(other)?;
         Ok(Renamed::Exchanged)
     }
 
@@ -250,7 +252,7 @@ impl<V: Items> Plan<'_, V> {
         self.reserve_index(to)?;
         self.remove_name(ino, from)?;
         self.add_name(to, DirectoryEntry { target: Target::Inode(ino), kind })?;
-        self.mark_renamed(ino)
+        self.mark_changed(ino)
     }
 
     /// Finds the next index of a directory before a name goes, so the new name does not get the index of the old one. A
@@ -260,15 +262,6 @@ impl<V: Items> Plan<'_, V> {
             let index = self.take_index(place.directory)?;
             self.set_next_index(place.directory, index);
         }
-        Ok(())
-    }
-
-    fn mark_renamed(&mut self, ino: u64) -> Result<(), PlanError> {
-        let now = self.context.now;
-        self.edit_inode(ino, |inode| {
-            inode.ctime = now;
-            Ok(())
-        })?;
         Ok(())
     }
 }

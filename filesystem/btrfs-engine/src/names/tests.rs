@@ -7,24 +7,12 @@ use sealblock_btrfs_format::items::inode::{InodeExtref, InodeFlags, InodeItem, I
 use sealblock_btrfs_format::key::{ItemType, Key};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::model::{GENERATION, OWNER, TOP, Tree, apply, check, colliding_names, context, geometry, new_tree, time};
+use super::model::{
+    GENERATION, OWNER, TOP, Tree, apply, change, check, colliding_names, context, geometry, new_tree, time,
+};
 use super::{DirectoryEntry, MAX_LINKS, NewFile, Place, RenameMode, Renamed, Unlinked};
 use crate::inode::Ownership;
 use crate::plan::{Plan, PlanError};
-
-/// Plans an operation on a tree and applies it.
-fn change<T>(
-    tree: &mut Tree,
-    operation: impl FnOnce(&mut Plan<'_, Tree>) -> Result<T, PlanError>,
-) -> Result<T, PlanError> {
-    let geometry = geometry();
-    let mut plan = Plan::new(tree, context(&geometry));
-    let result = operation(&mut plan);
-    let changes = plan.into_changes();
-    assert!(result.is_ok() || changes.is_empty());
-    apply(tree, changes);
-    result
-}
 
 fn at(directory: u64, name: &str) -> Place<'_> {
     Place { directory, name: name.as_bytes() }
