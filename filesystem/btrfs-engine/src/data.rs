@@ -23,6 +23,7 @@ mod resize;
 pub(crate) mod state;
 mod sync;
 mod write;
+mod zeroes;
 
 use std::num::NonZeroUsize;
 use std::ops::Range;

@@ -156,6 +156,11 @@ impl Engine {
         &self.options
     }
 
+    /// Its devices.
+    pub fn devices(&self) -> &DeviceSet {
+        &self.devices
+    }
+
     pub(crate) fn data(&self) -> &DataState {
         &self.data
     }

@@ -93,6 +93,9 @@ pub enum PlanError {
     /// EINVAL: an argument that no inode can have.
     #[error("{0}")]
     InvalidArgument(&'static str),
+    /// EOPNOTSUPP: the inode has a property with which this is not done.
+    #[error("{0}")]
+    Unsupported(&'static str),
     /// EMLINK: the inode has as many names as it can have.
     #[error("too many links")]
     TooManyLinks,

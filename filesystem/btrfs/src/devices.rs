@@ -10,7 +10,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use sealblock_block::{Device as _, DynDevice};
+use sealblock_block::{Device as _, DynDevice, RequestKind};
 use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::superblock::{Geometry, Superblock, flags};
@@ -53,6 +53,11 @@ impl Device {
     /// True if it may lack something that another device has: it is stale, or a write to it failed.
     pub fn may_lack(&self) -> bool {
         self.is_stale || self.is_behind.get()
+    }
+
+    /// True if it makes blocks zeroes itself. Otherwise zeroes are written to it like other data.
+    pub fn has_native_zeroes(&self) -> bool {
+        self.device.abilities().is_native(RequestKind::WriteZeroes)
     }
 
     /// True if it checks its blocks against protection information that it stores itself.

@@ -1,14 +1,14 @@
 //! Writes to the devices of a filesystem: to every copy of a logical range, and the superblocks.
 //!
 //! Invariants:
-//! - A write goes to every copy. [`Storage::write`] returns which copies failed, and does not decide whether the others
-//!   are enough.
+//! - A write goes to every copy. [`Storage::write`] and [`Storage::write_zeroes`] return which copies failed, and do not
+//!   decide whether the others are enough.
 //! - A Flush covers the writes that completed before it started, so [`DeviceSet::flush`] is called when all writes of a
 //!   transaction have completed.
 //! - Of the superblocks, the first copies are written to all devices before any other copy ([`DeviceSet::write_supers`]).
 //!   Linux mounts by the first copy alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use futures_util::future::join_all;
@@ -20,7 +20,7 @@ use sealblock_integrity::{Tags, Unsealed};
 use sealblock_runtime_memory::Slice;
 use zerocopy::IntoBytes;
 
-use crate::chunk_map::Place;
+use crate::chunk_map::{Located, Place};
 use crate::devices::DeviceSet;
 use crate::error::{BadCopy, CopyFault, FsError};
 use crate::replicas::{MAX_READ_BYTES, Storage};
@@ -28,6 +28,8 @@ use crate::superblocks::extent_of;
 
 /// The number of requests that are in flight for one write.
 const IN_FLIGHT: usize = 64;
+/// The most bytes of one WriteZeroes, so that a device which writes the zeroes itself does not take long.
+const MAX_ZERO_BYTES: u64 = 64 << 20;
 /// The number of extents of one Discard.
 const DISCARDED_AT_ONCE: usize = 64;
 
@@ -46,7 +48,7 @@ impl Storage {
             let piece = data.slice(start..start + located.bytes as usize);
             writes.extend((0..located.copies.len()).map(|mirror| (at, located.clone(), mirror, piece.clone())));
         }
-        let write = |(at, located, mirror, piece): (u64, crate::chunk_map::Located, usize, Slice)| async move {
+        let write = |(at, located, mirror, piece): (u64, Located, usize, Slice)| async move {
             let written = self.devices.write(located.copies[mirror], piece, Durability::Volatile).await;
             written.err().map(|fault| self.bad_copy(at, &located, mirror, fault))
         };
@@ -55,7 +57,57 @@ impl Storage {
     }
 }
 
+/// Bytes of a device that become zeroes in one request, and the pieces of a logical range that they are.
+struct ZeroRun {
+    place: Place,
+    bytes: u64,
+    pieces: Vec<(u64, Located, usize)>,
+}
+
 impl Storage {
+    /// Makes whole sectors of a logical range zeroes in every copy; the devices may deallocate their blocks. Returns the
+    /// copies that failed.
+    ///
+    /// # Errors
+    /// If the range has no place, or is in a profile with parity, which is not written.
+    pub async fn write_zeroes(&self, logical: u64, bytes: u64) -> Result<Vec<BadCopy>, FsError> {
+        let zero = |run: ZeroRun| async move {
+            let Err(fault) = self.devices.write_zeroes(run.place, run.bytes).await else { return Vec::new() };
+            let bad = |(at, located, mirror): &(u64, Located, usize)| {
+                self.bad_copy(*at, located, *mirror, fault.clone())
+            };
+            run.pieces.iter().map(bad).collect()
+        };
+        let failed = stream::iter(self.zero_runs(logical, bytes)?).map(zero).buffer_unordered(IN_FLIGHT);
+        Ok(failed.concat().await)
+    }
+
+    /// The pieces of a range in all copies, joined where they touch each other on a device.
+    fn zero_runs(&self, logical: u64, bytes: u64) -> Result<Vec<ZeroRun>, FsError> {
+        let (mut runs, mut at, mut left) = (Vec::<ZeroRun>::new(), logical, bytes);
+        // Where runs end, and which they are.
+        let mut ends: HashMap<(u64, u64), usize> = HashMap::new();
+        while left > 0 {
+            let located = self.map.locate(at, left.min(MAX_ZERO_BYTES))?;
+            if located.row.is_some() {
+                return Err(FsError::NotWritable(format!("the chunk of the address {at} has parity")));
+            }
+            let length = located.bytes;
+            for (mirror, place) in located.copies.iter().enumerate() {
+                let before = ends.remove(&(place.devid, place.offset));
+                let index = before.filter(|index| runs[*index].bytes + length <= MAX_ZERO_BYTES).unwrap_or_else(|| {
+                    runs.push(ZeroRun { place: *place, bytes: 0, pieces: Vec::new() });
+                    runs.len() - 1
+                });
+                runs[index].bytes += length;
+                runs[index].pieces.push((at, located.clone(), mirror));
+                ends.insert((place.devid, place.offset + length), index);
+            }
+            (at, left) = (at + length, left - length);
+        }
+        Ok(runs)
+    }
+
     /// Discards logical ranges of which nothing is used any more, in all their copies. What a device cannot discard stays.
     /// Returns when nothing of it is in flight any more.
     pub async fn discard(&self, ranges: &[Range<u64>]) {
@@ -108,6 +160,17 @@ impl DeviceSet {
         debug_assert!(data.len() as u64 <= MAX_READ_BYTES);
         let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
         write_bytes(&device.device, place.offset, data, durability).await
+    }
+
+    /// Makes bytes of a device zeroes, which may deallocate their blocks.
+    ///
+    /// # Errors
+    /// If the device cannot do it; the error has the reason.
+    pub async fn write_zeroes(&self, place: Place, bytes: u64) -> Result<(), CopyFault> {
+        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
+        let extent = extent_of(&device.device, place.offset, bytes).ok_or(CopyFault::NoBlock)?;
+        let request = Request::write_zeroes(extent, true, Durability::Volatile);
+        device.device.execute(request).await.map(drop).map_err(CopyFault::Unreadable)
     }
 
     /// Makes all completed writes of these devices durable. Returns those whose Flush failed, with the reason.

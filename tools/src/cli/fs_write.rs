@@ -210,10 +210,13 @@ pub struct FsChown {
 /// Arguments of `fs fallocate`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  sealblock fs fallocate --length 10GiB disk.img/vm.raw\n  \
-    sealblock fs fallocate --punch-hole --offset 1GiB --length 1GiB disk.img/vm.raw\n\n\
-    Data that are there stay; the rest reads as zeroes. A write into allocated space does not fail for want of \
-    space, unless a \
-    snapshot shares it.")]
+    sealblock fs fallocate --punch-hole --offset 1GiB --length 1GiB disk.img/vm.raw\n  \
+    sealblock fs fallocate --write-zeroes --length 10GiB disk.img/database\n\n\
+    Data that are there stay, without --punch-hole and --write-zeroes; the rest reads as zeroes. A write into allocated \
+    space does not fail for want of space, unless a snapshot shares it.\n\n\
+    --write-zeroes is for files without copy-on-write (NODATACOW): a file that does not exist is made as one. \
+    A write to written zeroes goes to the same place and changes no metadata, whereas the first write into allocated \
+    space does. The devices make the zeroes, so that hardly anything is transferred; `fs info` shows whether they can.")]
 pub struct FsFallocate {
     /// The file, which is made if it does not exist.
     #[arg(value_name = "FILESYSTEM/PATH", value_parser = filesystem())]
@@ -230,6 +233,12 @@ pub struct FsFallocate {
     /// Free the space instead, so that the bytes read as zeroes. The size stays.
     #[arg(long, short, conflicts_with = "keep_size")]
     pub punch_hole: bool,
+    /// Replace the bytes by written zeroes, to which later writes go without a change of metadata.
+    #[arg(long, short, conflicts_with_all = ["keep_size", "punch_hole"])]
+    pub write_zeroes: bool,
+    /// Fail if a device cannot make zeroes itself, instead of transferring them.
+    #[arg(long, requires = "write_zeroes")]
+    pub require_offload: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

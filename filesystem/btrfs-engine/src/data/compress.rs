@@ -8,6 +8,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use super::files::FileId;
 use super::info::{FileInfo, now};
+use super::io::Content;
 use crate::file_map::{InlinePart, MAX_INLINE_BYTES};
 use crate::plan::{Plan, PlanContext};
 use crate::transaction::{ChangeError, Transaction};
@@ -17,9 +18,9 @@ use crate::xattrs::COMPRESSION;
 pub(super) struct Segment {
     /// The first byte of the file.
     pub start: u64,
-    pub plain: Slice,
+    pub plain: Content,
     /// Whole sectors.
-    pub stored: Slice,
+    pub stored: Content,
     pub compression: Compression,
 }
 
@@ -56,10 +57,11 @@ impl Transaction {
 }
 
 /// Cuts data of whole sectors into segments.
-pub(super) fn segments(start: u64, data: &Slice, sector_bytes: u32, method: Option<Method>) -> Vec<Segment> {
-    let plain =
-        |start, data: Slice| Segment { start, plain: data.clone(), stored: data, compression: Compression::None };
-    let Some(method) = method else { return vec![plain(start, data.clone())] };
+pub(super) fn segments(start: u64, content: &Content, sector_bytes: u32, method: Option<Method>) -> Vec<Segment> {
+    let as_it_is =
+        |start, data: Content| Segment { start, plain: data.clone(), stored: data, compression: Compression::None };
+    let plain = |start, data: Slice| as_it_is(start, data.into());
+    let (Some(method), Content::Bytes(data)) = (method, content) else { return vec![as_it_is(start, content.clone())] };
     let sector = sector_bytes as usize;
     let mut all: Vec<Segment> = Vec::new();
     // Neighbours that stay as they are become one.
@@ -74,8 +76,8 @@ pub(super) fn segments(start: u64, data: &Slice, sector_bytes: u32, method: Opti
                 }
                 let mut stored = Buffer::zeroed(stream.len().next_multiple_of(sector));
                 stored[..stream.len()].copy_from_slice(&stream);
-                let (plain, compression) = (data.slice(at..end), method.compression());
-                all.push(Segment { start: start + at as u64, plain, stored: stored.freeze(), compression });
+                let (plain, compression) = (data.slice(at..end).into(), method.compression());
+                all.push(Segment { start: start + at as u64, plain, stored: stored.freeze().into(), compression });
                 pending = end..end;
             }
             None => pending.end = end,
@@ -123,14 +125,14 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(1);
         let mut data = vec![7; 5 * MAX_EXTENT_BYTES + 4096];
         random.fill(&mut data[MAX_EXTENT_BYTES..3 * MAX_EXTENT_BYTES]);
-        let data = Slice::copy_from(&data);
+        let data = Content::from(Slice::copy_from(&data));
         let all = segments(1 << 20, &data, 4096, Some(Method::Lzo));
-        let kinds: Vec<(u64, usize, bool)> = all
+        let kinds: Vec<(u64, u64, bool)> = all
             .iter()
-            .map(|one| (one.start - (1 << 20), one.plain.len(), one.compression != Compression::None))
+            .map(|one| (one.start - (1 << 20), one.plain.bytes(), one.compression != Compression::None))
             .collect();
-        let most = MAX_EXTENT_BYTES;
-        let at = |parts: u64| parts * most as u64;
+        let most = MAX_EXTENT_BYTES as u64;
+        let at = |parts: u64| parts * most;
         let expected = [
             (at(0), most, true),
             (at(1), 2 * most, false),
@@ -139,7 +141,8 @@ mod tests {
             (at(5), 4096, false),
         ];
         assert_eq!(kinds, expected);
-        assert!(all.iter().all(|one| one.stored.len() % 4096 == 0 && one.stored.len() <= one.plain.len()));
+        assert!(all.iter().all(|one| one.stored.bytes() % 4096 == 0 && one.stored.bytes() <= one.plain.bytes()));
         assert_eq!(segments(0, &data, 4096, None).len(), 1);
+        assert_eq!(segments(0, &Content::Zeroes(1 << 30), 4096, Some(Method::Lzo)).len(), 1);
     }
 }

@@ -32,6 +32,36 @@ const SUM_STEP_BYTES: usize = 64 << 10;
 /// The longest extent, as in Linux.
 pub(super) const MAX_EXTENT_BYTES: u64 = 128 << 20;
 
+/// What is written: bytes, or a number of zeroes that devices make themselves.
+#[derive(Clone, Debug)]
+pub(super) enum Content {
+    Bytes(Slice),
+    Zeroes(u64),
+}
+
+impl Content {
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Content::Bytes(data) => data.len() as u64,
+            Content::Zeroes(bytes) => *bytes,
+        }
+    }
+
+    /// A part of it, which must lie within.
+    pub fn part(&self, range: Range<u64>) -> Content {
+        match self {
+            Content::Bytes(data) => Content::Bytes(data.slice(range.start as usize..range.end as usize)),
+            Content::Zeroes(_) => Content::Zeroes(range.end - range.start),
+        }
+    }
+}
+
+impl From<Slice> for Content {
+    fn from(data: Slice) -> Content {
+        Content::Bytes(data)
+    }
+}
+
 /// Space that was allocated and has no extent, and the write to it.
 pub(super) struct Reserved<'e> {
     engine: &'e Engine,
@@ -92,10 +122,15 @@ impl Drop for Reserved<'_> {
 }
 
 /// Writes extents to all their copies.
-pub(super) fn write_all(storage: Storage, extents: Vec<(u64, Slice)>, held: impl Sized + 'static) -> WriteFuture {
+pub(super) fn write_all(storage: Storage, extents: Vec<(u64, Content)>, held: impl Sized + 'static) -> WriteFuture {
     Box::pin(async move {
         let storage = &storage;
-        let write = |(logical, data): (u64, Slice)| async move { storage.write(logical, &data).await };
+        let write = |(logical, content): (u64, Content)| async move {
+            match content {
+                Content::Bytes(data) => storage.write(logical, &data).await,
+                Content::Zeroes(bytes) => storage.write_zeroes(logical, bytes).await,
+            }
+        };
         let mut writes = stream::iter(extents).map(write).buffer_unordered(EXTENTS_IN_FLIGHT);
         let mut outcome = Ok(Vec::new());
         // All of them are waited for, whatever becomes of one.
@@ -111,16 +146,18 @@ pub(super) fn write_all(storage: Storage, extents: Vec<(u64, Slice)>, held: impl
     })
 }
 
-/// Computes the checksums of extents while they are being written. Returns them with the outcome of the write.
+/// Computes the checksums of extents of bytes while they are being written. Returns them with the outcome of the write.
 pub(super) async fn sums_in_flight(
     reserved: &mut Reserved<'_>,
-    extents: &[(u64, Slice)],
+    extents: &[(u64, Content)],
     (checksum, sector_bytes): (ChecksumType, usize),
 ) -> (Vec<(u64, Vec<u8>)>, WriteOutcome) {
     let (engine, mut all) = (reserved.engine, Vec::with_capacity(extents.len()));
     let is_synchronous = engine.options().sync_csum;
     let mut outcome = if is_synchronous { None } else { reserved.step().await };
-    for (logical, data) in extents {
+    for (logical, content) in extents {
+        // Zeroes are only written to files without checksums.
+        let Content::Bytes(data) = content else { continue };
         let mut sums = Vec::with_capacity(data.len() / sector_bytes * checksum.bytes());
         for part in data.chunks(SUM_STEP_BYTES) {
             let begun = Instant::now();

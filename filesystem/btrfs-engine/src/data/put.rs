@@ -11,7 +11,7 @@ use sealblock_runtime_memory::Slice;
 use super::compress::{Segment, segments};
 use super::files::{FileLock, InPlaceWrite};
 use super::info::{FileInfo, ITEMS_OF_A_STEP};
-use super::io::{Reserved, sums_in_flight, write_all};
+use super::io::{Content, Reserved, sums_in_flight, write_all};
 use crate::engine::{Engine, EngineError};
 use crate::file_map::{DiskExtent, ExtentPart, FileEdit, FileMapError, Mark, Order};
 use crate::reserve::TreeCost;
@@ -21,11 +21,21 @@ use sealblock_btrfs_format::compress::encode::Method;
 /// Bytes of the items for one extent: the file's, and what is cut of its neighbours.
 const ITEM_BYTES: u64 = 3 * 78;
 
-/// Data of whole sectors, and where they belong in the file.
+/// What whole sectors of the file are to have.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub start: u64,
-    pub data: Slice,
+    pub content: Content,
+}
+
+impl Piece {
+    pub fn new(start: u64, data: Slice) -> Piece {
+        Piece { start, content: data.into() }
+    }
+
+    pub fn end(&self) -> u64 {
+        self.start + self.content.bytes()
+    }
 }
 
 /// Sectors of a file that are written where they are.
@@ -63,7 +73,7 @@ struct Extent {
     start: u64,
     plain_bytes: u64,
     logical: u64,
-    stored: Slice,
+    stored: Content,
     compression: Compression,
     place: ExtentPlace,
 }
@@ -106,7 +116,7 @@ impl Written<'_> {
     /// The addresses and bytes of new extents.
     pub fn new_extents(&self) -> Vec<(u64, u64)> {
         let new = self.extents.iter().filter(|extent| extent.place == ExtentPlace::New);
-        new.map(|extent| (extent.logical, extent.stored.len() as u64)).collect()
+        new.map(|extent| (extent.logical, extent.stored.bytes())).collect()
     }
 
     /// The checksums by addresses.
@@ -132,7 +142,7 @@ impl Written<'_> {
 
 impl Extent {
     fn part(&self, generation: u64) -> ExtentPart {
-        let (bytenr, bytes) = (self.logical, self.stored.len() as u64);
+        let (bytenr, bytes) = (self.logical, self.stored.bytes());
         let extent = DiskExtent { bytenr, bytes, plain_bytes: self.plain_bytes, compression: self.compression };
         let (start, bytes) = (self.start, self.plain_bytes);
         ExtentPart { start, bytes, generation, is_prealloc: false, extent, offset: 0 }
@@ -152,7 +162,7 @@ impl Engine {
         let has_old_space = extents.iter().any(|extent| extent.place != ExtentPlace::New);
         let held = (has_old_space.then(|| Rc::clone(lock)), put.in_place_write);
         let storage = self.storage();
-        let data: Vec<(u64, Slice)> = extents.iter().map(|extent| (extent.logical, extent.stored.clone())).collect();
+        let data: Vec<(u64, Content)> = extents.iter().map(|extent| (extent.logical, extent.stored.clone())).collect();
         reserved.send(write_all(storage.clone(), data.clone(), held));
         let geometry = *storage.geometry();
         let summed = if info.file.has_sums { &data[..] } else { &[] };
@@ -175,7 +185,7 @@ impl Engine {
             let is_last = index + 1 == put.pieces.len();
             end = piece.start;
             for (range, run) in cut(piece, &put.in_place) {
-                let data = piece.data.slice((range.start - piece.start) as usize..(range.end - piece.start) as usize);
+                let data = piece.content.part(range.start - piece.start..range.end - piece.start);
                 if let Some(run) = run {
                     extents.push(in_place(&range, run, data));
                     end = range.end;
@@ -203,8 +213,8 @@ impl Engine {
         is_full: impl Fn(&Vec<Extent>) -> bool,
     ) -> Result<u64, EngineError> {
         let Segment { start, mut plain, mut stored, mut compression } = segment;
-        let plain_bytes = plain.len() as u64;
-        let (mut at, mut left) = (start, stored.len() as u64);
+        let plain_bytes = plain.bytes();
+        let (mut at, mut left) = (start, stored.bytes());
         while left > 0 && !is_full(extents) {
             let space = self.allocate(left, self.cost_of(info, left)).await?;
             let bytes = space.end - space.start;
@@ -215,10 +225,10 @@ impl Engine {
                 left = plain_bytes;
             }
             let (taken, logical, place) = (bytes.min(left), space.start, ExtentPlace::New);
-            let part = stored.slice(..taken as usize);
-            stored = stored.slice(taken as usize..);
+            let part = stored.part(0..taken);
+            stored = stored.part(taken..stored.bytes());
             let plain_bytes = if compression == Compression::None { taken } else { plain_bytes };
-            plain = plain.slice(plain_bytes as usize..);
+            plain = plain.part(plain_bytes..plain.bytes());
             extents.push(Extent { start: at, plain_bytes, logical, stored: part, compression, place });
             (at, left) = (at + plain_bytes, left - taken);
         }
@@ -238,7 +248,7 @@ impl Engine {
 
 /// The parts of a piece, with the run in which each is written in place.
 fn cut<'r>(piece: &Piece, runs: &'r [InPlaceRun]) -> Vec<(Range<u64>, Option<&'r InPlaceRun>)> {
-    let (mut parts, mut at, end) = (Vec::new(), piece.start, piece.start + piece.data.len() as u64);
+    let (mut parts, mut at, end) = (Vec::new(), piece.start, piece.end());
     for run in runs.iter().filter(|run| run.bytes.end > piece.start && run.bytes.start < end) {
         let (from, to) = (run.bytes.start.max(at), run.bytes.end.min(end));
         if at < from {
@@ -253,7 +263,7 @@ fn cut<'r>(piece: &Piece, runs: &'r [InPlaceRun]) -> Vec<(Range<u64>, Option<&'r
     parts
 }
 
-fn in_place(range: &Range<u64>, run: &InPlaceRun, stored: Slice) -> Extent {
+fn in_place(range: &Range<u64>, run: &InPlaceRun, stored: Content) -> Extent {
     let place = if run.is_prealloc { ExtentPlace::Preallocated } else { ExtentPlace::InPlace };
     let logical = run.logical + (range.start - run.bytes.start);
     let (start, plain_bytes) = (range.start, range.end - range.start);
@@ -266,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_piece_is_cut_at_what_is_written_in_place() {
-        let piece = Piece { start: 100, data: Slice::copy_from(&[0; 50]) };
+        let piece = Piece { start: 100, content: Content::Zeroes(50) };
         let run = |bytes: Range<u64>| InPlaceRun { logical: 1000 + bytes.start, bytes, is_prealloc: true };
         let runs = [run(50..110), run(120..130), run(145..200)];
         let cut = cut(&piece, &runs);
@@ -275,6 +285,6 @@ mod tests {
         let expected =
             [(100..110, Some(50)), (110..120, None), (120..130, Some(120)), (130..145, None), (145..150, Some(145))];
         assert_eq!(parts, expected);
-        assert_eq!(in_place(&(146..150), &runs[2], Slice::empty()).logical, 1146);
+        assert_eq!(in_place(&(146..150), &runs[2], Content::Zeroes(4)).logical, 1146);
     }
 }

@@ -121,7 +121,7 @@ impl Engine {
     }
 
     /// The sectors that are to be written so that bytes become zeroes, and the whole sectors that are to be dropped.
-    async fn zero_pieces(
+    pub(super) async fn zero_pieces(
         &self,
         lock: &FileLock,
         info: &FileInfo,
@@ -148,7 +148,7 @@ impl Engine {
             new[..kept].copy_from_slice(&old[..kept]);
             let end = (zero.end - start).min(old.len() as u64) as usize;
             new[((zero.start - start) as usize).min(end)..end].fill(0);
-            pieces.push(Piece { start, data: new.freeze() });
+            pieces.push(Piece::new(start, new.freeze()));
         }
         // Two of an inline file are one: the second is of the first's sector.
         pieces.dedup_by(|second, first| second.start == first.start);
@@ -274,16 +274,7 @@ impl Engine {
             .await?;
         let size = lock.state().size(info.stored_size());
         let grows = range.end > size && !keeps_size;
-        if self.is_inline(id).await? {
-            self.inline_to_extent(lock, &info, size).await?;
-        }
-        if grows {
-            let pieces: Vec<Piece> = self.clean_tail(lock, &info, size, u64::MAX).await?.into_iter().collect();
-            if !pieces.is_empty() {
-                let written = self.put(lock, &info, Put::plain(pieces)).await?;
-                self.show(lock, written, None, 0).await?;
-            }
-        }
+        self.prepare_extents(lock, &info, size, grows).await?;
         let mut rest = info.sectors(&range);
         while !rest.is_empty() {
             rest.start = self.allocate_step(lock, &info, rest.clone()).await?;
@@ -293,6 +284,28 @@ impl Engine {
             let nothing = self.put(lock, &info, Put::plain(Vec::new())).await?;
             self.show(lock, nothing, None, range.end).await?;
             lock.state().set_tail_clean(true);
+        }
+        Ok(())
+    }
+
+    /// Before a file gets extents: moves what is in its item to one, and if it grows, makes what is behind its end zeroes.
+    pub(super) async fn prepare_extents(
+        &self,
+        lock: &Rc<FileLock>,
+        info: &FileInfo,
+        size: u64,
+        grows: bool,
+    ) -> Result<(), EngineError> {
+        if self.is_inline(lock.file()).await? {
+            self.inline_to_extent(lock, info, size).await?;
+        }
+        if !grows {
+            return Ok(());
+        }
+        let pieces: Vec<Piece> = self.clean_tail(lock, info, size, u64::MAX).await?.into_iter().collect();
+        if !pieces.is_empty() {
+            let written = self.put(lock, info, Put::plain(pieces)).await?;
+            self.show(lock, written, None, 0).await?;
         }
         Ok(())
     }

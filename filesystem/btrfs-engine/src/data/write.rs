@@ -78,7 +78,7 @@ impl Transaction {
     }
 
     /// Those parts that may be written in place.
-    fn in_place_runs<'m>(
+    pub(super) fn in_place_runs<'m>(
         &self,
         info: &FileInfo,
         parts: impl Iterator<Item = &'m Mapping>,
@@ -128,7 +128,8 @@ fn form_of<T: Items>(map: &FileMap<'_, T>, info: &FileInfo) -> Result<(bool, boo
     Ok((is_inline, all.parts().iter().any(|part| matches!(part, Mapping::Extent(_)))))
 }
 
-fn may_be_in_place(info: &FileInfo, part: &Mapping) -> bool {
+/// True if a part may be written in place, unless somebody else has it.
+pub(super) fn may_be_in_place(info: &FileInfo, part: &Mapping) -> bool {
     matches!(part, Mapping::Extent(part) if part.is_prealloc || info.has(InodeFlags::NODATACOW))
 }
 
@@ -219,7 +220,7 @@ impl Engine {
         }
         let bytes = (plan.bytes.end - at) as usize;
         let data = self.whole_sectors(lock, &plan, &data.slice(..bytes)).await?;
-        pieces.push(Piece { start: sectors.start, data });
+        pieces.push(Piece::new(sectors.start, data));
         let put = Put { pieces, in_place: plan.in_place, in_place_write, method: plan.method };
         let written = self.put(lock, &plan.info, put).await?;
         let end = written.end.min(plan.bytes.end);
@@ -352,7 +353,7 @@ impl Engine {
         }
         let mut clean = Buffer::zeroed(old.len());
         clean[..kept].copy_from_slice(&old[..kept]);
-        Ok(Some(Piece { start, data: clean.freeze() }))
+        Ok(Some(Piece::new(start, clean.freeze())))
     }
 
     pub(super) async fn is_inline(&self, id: FileId) -> Result<bool, EngineError> {

@@ -49,6 +49,7 @@ fn of_plan(error: &PlanError) -> i32 {
         PlanError::IsADirectory => libc::EISDIR,
         PlanError::NameTooLong { .. } => libc::ENAMETOOLONG,
         PlanError::InvalidName | PlanError::InvalidArgument(_) | PlanError::BelowItself => libc::EINVAL,
+        PlanError::Unsupported(_) => libc::EOPNOTSUPP,
         PlanError::TooManyLinks => libc::EMLINK,
         PlanError::CollisionsFull => libc::EOVERFLOW,
         PlanError::NoSpaceForXattr | PlanError::NoNumber(_) => libc::ENOSPC,
@@ -95,6 +96,7 @@ mod tests {
         for (error, number) in [
             (plan(PlanError::Exists), libc::EEXIST),
             (plan(PlanError::IsSubvolume(256)), libc::EXDEV),
+            (plan(PlanError::Unsupported("why")), libc::EOPNOTSUPP),
             (plan(PlanError::Protected { ino: 257, flag: "read-only" }), libc::EACCES),
             (plan(PlanError::Protected { ino: 257, flag: "immutable" }), libc::EPERM),
             (ChangeError::Space(SpaceError::Full(Use::Metadata)), libc::ENOSPC),

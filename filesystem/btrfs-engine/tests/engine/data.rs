@@ -107,7 +107,7 @@ impl Model {
         };
         let bytes = length(random, MOST - offset.min(MOST - 1));
         let end = offset + bytes;
-        match random.u8(..20) {
+        match random.u8(..22) {
             0..=8 => {
                 let data = noise(random, bytes);
                 write(engine, ino, offset, &data);
@@ -140,6 +140,11 @@ impl Model {
                 self.committed(engine);
             }
             18 => block_on(engine.sync_data(ROOT, ino)).unwrap(),
+            19 | 20 if file.kind == Kind::NoCow => {
+                block_on(engine.write_zeroes(ROOT, ino, offset, bytes)).unwrap();
+                zero(&mut file.content, offset, end);
+                grow(&mut file.content, end);
+            }
             _ => {
                 let found = block_on(engine.read(ROOT, ino, offset, bytes)).unwrap();
                 let (from, to) = (offset.min(size) as usize, end.min(size) as usize);

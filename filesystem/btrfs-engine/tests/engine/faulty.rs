@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Condition, Device, ErrorKind, Geometry, Operation, Outcome, Request, yield_once};
+use sealblock_block::{Abilities, Condition, Device, ErrorKind, Geometry, Outcome, Request, RequestKind, yield_once};
 use sealblock_media_memory::MemoryDevice;
 
 /// What becomes of the writes of a device.
@@ -17,6 +17,8 @@ pub struct Faults {
     pub delays: Cell<u32>,
     /// How often it does so at most besides, at random.
     pub random_delays: Cell<u32>,
+    /// Bytes that were transferred to it.
+    pub written_bytes: Cell<u64>,
     held: Cell<bool>,
     released: Condition,
 }
@@ -54,7 +56,12 @@ impl Device for FaultyDevice {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        if matches!(request.operation, Operation::Write(_)) {
+        let kind = request.kind();
+        if kind == RequestKind::Write {
+            let bytes = request.extents.one().bytes(Device::geometry(&*self.memory).block_size);
+            self.faults.written_bytes.set(self.faults.written_bytes.get() + bytes);
+        }
+        if matches!(kind, RequestKind::Write | RequestKind::WriteZeroes) {
             if take(&self.faults.failing) {
                 return Err(ErrorKind::Media { reason: "a test".into() }.into());
             }

@@ -20,6 +20,7 @@ mod releases;
 mod scan;
 mod subvolumes;
 mod tasks;
+mod zeroes;
 
 use std::path::PathBuf;
 

@@ -22,6 +22,11 @@ use crate::cli::FsInfo;
 use crate::exit::Exit;
 use crate::report::{Lines, note, print_report};
 
+/// A device makes zeroes itself.
+const NATIVE: &str = "native";
+/// Zeroes are written to a device like other data.
+const EMULATED: &str = "emulated";
+
 #[derive(Serialize)]
 struct Report {
     target: String,
@@ -56,6 +61,8 @@ struct DeviceReport {
     used_bytes: u64,
     missing: bool,
     stale: bool,
+    /// How zeroes get there: made by the device, or transferred. Unknown of a missing device.
+    write_zeroes: Option<&'static str>,
 }
 
 /// A root that the superblock has, or that was found.
@@ -273,6 +280,7 @@ fn devices(filesystem: &Filesystem) -> Vec<DeviceReport> {
                 used_bytes: known.item.bytes_used.get(),
                 missing: known.is_missing,
                 stale: here.is_some_and(|device| device.is_stale),
+                write_zeroes: here.map(|device| if device.has_native_zeroes() { NATIVE } else { EMULATED }),
             }
         })
         .collect()
@@ -309,6 +317,7 @@ fn text(report: &Report) -> String {
         let (total, used) = (bytes(device.total_bytes), bytes(device.used_bytes));
         lines.put(&format!("device {}", device.id), format_args!("{target}, {total}, {used} in block groups{state}"));
     }
+    lines.put("zeroes", zeroes_text(&report.devices));
     for space in &report.space {
         let (total, used, on) = (bytes(space.total_bytes), bytes(space.used_bytes), bytes(space.device_bytes));
         lines.put("space", format_args!("{} {}: {used} of {total} used, {on} on devices", space.kind, space.profile));
@@ -319,6 +328,16 @@ fn text(report: &Report) -> String {
     report.damage.iter().for_each(|damage| lines.put("damage", damage));
     report.unread.iter().for_each(|unread| lines.put("not read", unread));
     lines.into_text()
+}
+
+/// How `fs fallocate --write-zeroes` gets zeroes to the devices.
+fn zeroes_text(devices: &[DeviceReport]) -> String {
+    let slow = devices.iter().filter(|device| device.write_zeroes == Some(EMULATED));
+    let slow: Vec<String> = slow.map(|device| device.id.to_string()).collect();
+    match slow.is_empty() {
+        true => "made by the devices".to_owned(),
+        false => format!("transferred to device {}", slow.join(", ")),
+    }
 }
 
 pub(super) fn subvolume_text(one: &SubvolumeReport, default_subvolume: Option<u64>) -> String {
