@@ -10,6 +10,8 @@
 //! - Space that the open transaction freed is *pinned*: the trees of the last durable transaction have it. It is
 //!   allocated again only after [`Space::unpin`], when the open transaction has become durable, and what was sent to
 //!   these addresses, discards too, has completed.
+//! - The free space of a group is forgotten when it was not needed for some commits, and all that the tree lists as free
+//!   can be allocated: then nothing is lost that the tree does not have.
 //! - Nodes are allocated at multiples of their size from the start of their group, so none crosses a multiple of 64 KiB
 //!   from there.
 
@@ -28,6 +30,9 @@ use crate::tree::TreeError;
 use crate::view::Items;
 
 pub use runs::Runs;
+
+/// The number of commits after which free space that was not needed is forgotten.
+const KEPT_COMMITS: u64 = 8;
 
 /// What space is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,6 +89,8 @@ struct Group {
 struct Free {
     stored: GroupFreeSpace,
     runs: Runs,
+    /// The number of commits before it was needed last.
+    needed_at: u64,
 }
 
 impl Group {
@@ -100,15 +107,26 @@ impl Group {
 }
 
 impl Free {
-    fn new(stored: GroupFreeSpace, superblocks: &[(u64, u64)]) -> Free {
-        let mut runs = Runs::default();
-        for run in stored.runs() {
-            let was_used = runs.insert(run);
-            debug_assert!(was_used, "the runs of a group do not overlap");
-        }
-        superblocks.iter().for_each(|(start, bytes)| runs.remove_free(*start..start + bytes));
-        Free { stored, runs }
+    fn new(stored: GroupFreeSpace, superblocks: &[(u64, u64)], needed_at: u64) -> Free {
+        let runs = allocatable(&stored, superblocks);
+        Free { stored, runs, needed_at }
     }
+
+    /// True if all that is free in the tree can be allocated: nothing is pinned, and all that was allocated has an item.
+    fn is_settled(&self, superblocks: &[(u64, u64)]) -> bool {
+        self.runs.free_bytes() == allocatable(&self.stored, superblocks).free_bytes()
+    }
+}
+
+/// What the tree lists as free, but for the places of superblocks.
+fn allocatable(stored: &GroupFreeSpace, superblocks: &[(u64, u64)]) -> Runs {
+    let mut runs = Runs::default();
+    for run in stored.runs() {
+        let was_used = runs.insert(run);
+        debug_assert!(was_used, "the runs of a group do not overlap");
+    }
+    superblocks.iter().for_each(|(start, bytes)| runs.remove_free(*start..start + bytes));
+    runs
 }
 
 /// All block groups.
@@ -118,12 +136,14 @@ pub struct Space {
     sector_bytes: u32,
     /// Ranges that the open transaction freed.
     pinned: Vec<Range<u64>>,
+    /// The number of commits so far.
+    commits: u64,
 }
 
 impl Space {
     /// No block groups.
     pub fn new(node_bytes: u32, sector_bytes: u32) -> Space {
-        Space { groups: BTreeMap::new(), node_bytes: node_bytes.into(), sector_bytes, pinned: Vec::new() }
+        Space { groups: BTreeMap::new(), node_bytes: node_bytes.into(), sector_bytes, pinned: Vec::new(), commits: 0 }
     }
 
     /// Adds a block group: where it begins, its bytes, its item, and the ranges of superblocks in it.
@@ -152,7 +172,7 @@ impl Space {
         let item = BlockGroupItem { used: 0.into(), chunk_objectid: chunk_objectid.into(), flags: flags.bits().into() };
         self.add_group(start, bytes, &item, superblocks);
         let group = self.groups.get_mut(&start).expect("it was added");
-        group.free = Some(Free::new(stored, &group.superblocks));
+        group.free = Some(Free::new(stored, &group.superblocks, self.commits));
         Ok((changes, Key::new(start, ItemType::BLOCK_GROUP_ITEM, bytes), item))
     }
 
@@ -209,17 +229,18 @@ impl Space {
         Ok(keys_of(start, group.bytes))
     }
 
-    /// Reads the free space of the group that has an address, if it was not read yet.
+    /// Reads the free space of the group that has an address, if it is not in memory.
     ///
     /// # Errors
     /// If a node is not in memory, or the free space contradicts itself.
     pub fn load(&mut self, at: u64, tree: &impl Items) -> Result<(), SpaceError> {
         let (start, group) = self.group_at(at)?;
-        if group.free.is_some() {
+        let range = keys_of(start, group.bytes);
+        if let Some(free) = self.groups.get_mut(&start).and_then(|group| group.free.as_mut()) {
+            free.needed_at = self.commits;
             return Ok(());
         }
         let mut items: Vec<(Key, &[u8])> = Vec::new();
-        let range = keys_of(start, group.bytes);
         let mut next = Some(*range.start());
         while let Some(from) = next {
             let item = tree.first(from..=*range.end())?;
@@ -227,8 +248,9 @@ impl Space {
             next = item.and_then(|(key, _)| key.next());
         }
         let stored = GroupFreeSpace::load(self.sector_bytes, items)?;
-        let free = Free::new(stored, &group.superblocks);
-        self.groups.get_mut(&start).expect("it was found").free = Some(free);
+        let commits = self.commits;
+        let group = self.groups.get_mut(&start).expect("it was found");
+        group.free = Some(Free::new(stored, &group.superblocks, commits));
         Ok(())
     }
 
@@ -268,9 +290,15 @@ impl Space {
     /// # Errors
     /// If a node of the free space tree is not in memory, or there is no space.
     pub fn allocate_data(&mut self, bytes: u64, tree: &impl Items) -> Result<Range<u64>, SpaceError> {
-        let starts: Vec<u64> = self.groups_of(Use::Data).map(|(start, _)| start).collect();
+        // Groups with too little space are looked at last, so that they need not be in memory.
+        let (small, large): (Vec<_>, Vec<_>) =
+            self.groups_of(Use::Data).partition(|(_, group)| group.free_bytes() < bytes);
+        let starts: Vec<u64> = large.into_iter().chain(small).map(|(start, _)| start).collect();
         let mut largest: Option<(u64, u64)> = None;
         for start in starts {
+            if self.groups[&start].free_bytes() == 0 {
+                continue;
+            }
             self.load(start, tree)?;
             let Some(free) = self.groups.get_mut(&start).and_then(|group| group.free.as_mut()) else { continue };
             if let Some(at) = free.runs.allocate(bytes, 0, 1) {
@@ -353,12 +381,28 @@ impl Space {
         std::mem::take(&mut self.pinned)
     }
 
-    /// Ranges are free that a transaction freed which is durable now.
+    /// Ranges are free that a transaction freed which is durable now. Forgets free space that was not needed for long.
     ///
     /// # Errors
     /// If one is free already.
     pub fn unpin(&mut self, ranges: Vec<Range<u64>>) -> Result<(), SpaceError> {
-        ranges.into_iter().try_for_each(|range| self.give_back(range))
+        ranges.into_iter().try_for_each(|range| self.give_back(range))?;
+        self.commits += 1;
+        let before = self.commits.saturating_sub(KEPT_COMMITS);
+        for group in self.groups.values_mut() {
+            // Empty groups are found by their free space, and it is one run.
+            let is_kept = |free: &Free| free.needed_at >= before || group.used == 0;
+            if group.free.as_ref().is_some_and(|free| !is_kept(free) && free.is_settled(&group.superblocks)) {
+                group.free = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of groups whose free space is in memory, and of the runs that they have there.
+    pub fn in_memory(&self) -> (u64, u64) {
+        let free = self.groups.values().filter_map(|group| group.free.as_ref());
+        free.fold((0, 0), |(groups, runs), free| (groups + 1, runs + free.runs.iter().count() as u64))
     }
 
     fn groups_of(&self, what: Use) -> impl Iterator<Item = (u64, &Group)> {

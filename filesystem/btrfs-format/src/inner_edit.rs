@@ -4,14 +4,14 @@
 //! The bytes behind the last pointer that an edit frees become zero, so a node has the bytes that
 //! [`write_inner`](crate::node::write_inner) gives for the same pointers, except for its checksum.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::EditError;
 use crate::key::Key;
-use crate::leaf_edit::check_node_bytes;
-use crate::node::{HEADER_BYTES, Header, KeyPointer, Node};
+use crate::node::{Header, KeyPointer, Node};
+use crate::node_buffer::NodeBuffer;
 use crate::superblock::MAX_LEVELS;
 
 const POINTER_BYTES: usize = size_of::<KeyPointer>();
@@ -19,7 +19,15 @@ const POINTER_BYTES: usize = size_of::<KeyPointer>();
 /// An inner node with ascending keys.
 #[derive(Debug)]
 pub struct InnerMut<'a> {
-    bytes: &'a mut [u8],
+    node: NodeBuffer<'a>,
+}
+
+impl<'a> Deref for InnerMut<'a> {
+    type Target = NodeBuffer<'a>;
+
+    fn deref(&self) -> &NodeBuffer<'a> {
+        &self.node
+    }
 }
 
 impl<'a> InnerMut<'a> {
@@ -28,14 +36,14 @@ impl<'a> InnerMut<'a> {
     /// # Errors
     /// If it is not an inner node, or its keys do not ascend.
     pub fn open(bytes: &'a mut [u8]) -> Result<InnerMut<'a>, EditError> {
-        check_node_bytes(bytes)?;
-        let node = Node::decode(bytes)?;
+        let buffer = NodeBuffer::new(bytes)?;
+        let node = Node::decode(buffer.bytes())?;
         check_level(node.header())?;
         let is_sorted = |pair: &[KeyPointer]| pair[0].key() < pair[1].key();
         if let Some(before) = node.pointers().windows(2).position(|pair| !is_sorted(pair)) {
             return Err(EditError::Order { slot: before + 1, key: node.pointers()[before + 1].key() });
         }
-        Ok(InnerMut { bytes })
+        Ok(InnerMut { node: buffer })
     }
 
     /// Makes a node without pointers of the whole buffer, with this header. A node needs a pointer before it is
@@ -44,43 +52,25 @@ impl<'a> InnerMut<'a> {
     /// # Errors
     /// If no node has this size, or the header is not that of an inner node.
     pub fn create(bytes: &'a mut [u8], header: &Header) -> Result<InnerMut<'a>, EditError> {
-        check_node_bytes(bytes)?;
+        let mut node = NodeBuffer::new(bytes)?;
         check_level(header)?;
-        bytes.fill(0);
-        bytes[..HEADER_BYTES].copy_from_slice(Header { nritems: 0.into(), ..*header }.as_bytes());
-        Ok(InnerMut { bytes })
-    }
-
-    /// The header.
-    pub fn header(&self) -> &Header {
-        Header::ref_from_prefix(self.bytes).expect("a node has a header").0
+        node.clear(header);
+        Ok(InnerMut { node })
     }
 
     /// Gives it another header. Its level and count stay.
     pub fn set_header(&mut self, header: &Header) {
-        let Header { level, nritems, .. } = *self.header();
-        let header = Header { level, nritems, ..*header };
-        self.bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-    }
-
-    /// The number of pointers.
-    pub fn len(&self) -> usize {
-        self.header().nritems.get() as usize
-    }
-
-    /// True if it has no pointer.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.node.set_header(header);
     }
 
     /// The number of pointers for which there is room altogether.
     pub fn capacity(&self) -> usize {
-        (self.bytes.len() - HEADER_BYTES) / POINTER_BYTES
+        self.body().len() / POINTER_BYTES
     }
 
     /// The pointers.
     pub fn pointers(&self) -> &[KeyPointer] {
-        let table = &self.bytes[HEADER_BYTES..][..self.len() * POINTER_BYTES];
+        let table = &self.body()[..self.len() * POINTER_BYTES];
         <[KeyPointer]>::ref_from_bytes(table).expect("a table of whole pointers")
     }
 
@@ -101,8 +91,8 @@ impl<'a> InnerMut<'a> {
         }
         self.check_between(slot, pointer.key(), slot)?;
         self.check_room(1)?;
-        self.table_mut().copy_within(slot * POINTER_BYTES..count * POINTER_BYTES, (slot + 1) * POINTER_BYTES);
-        self.set_len(count + 1);
+        self.node.body_mut().copy_within(slot * POINTER_BYTES..count * POINTER_BYTES, (slot + 1) * POINTER_BYTES);
+        self.node.set_len(count + 1);
         self.put(slot, &[pointer]);
         Ok(())
     }
@@ -117,10 +107,10 @@ impl<'a> InnerMut<'a> {
             return Err(EditError::Slot { slot: range.start.max(range.end), count });
         }
         let left = count - range.len();
-        let table = self.table_mut();
+        let table = self.node.body_mut();
         table.copy_within(range.end * POINTER_BYTES..count * POINTER_BYTES, range.start * POINTER_BYTES);
         table[left * POINTER_BYTES..count * POINTER_BYTES].fill(0);
-        self.set_len(left);
+        self.node.set_len(left);
         Ok(())
     }
 
@@ -162,8 +152,8 @@ impl<'a> InnerMut<'a> {
         let (len, there) = (self.len(), right.len());
         let from = len.checked_sub(count).ok_or(EditError::Slot { slot: count, count: len })?;
         right.check_room(count)?;
-        right.table_mut().copy_within(..there * POINTER_BYTES, count * POINTER_BYTES);
-        right.set_len(there + count);
+        right.node.body_mut().copy_within(..there * POINTER_BYTES, count * POINTER_BYTES);
+        right.node.set_len(there + count);
         right.put(0, &self.pointers()[from..]);
         self.delete(from..len)
     }
@@ -179,7 +169,7 @@ impl<'a> InnerMut<'a> {
             return Err(EditError::Slot { slot: count, count: there });
         }
         self.check_room(count)?;
-        self.set_len(len + count);
+        self.node.set_len(len + count);
         self.put(len, &right.pointers()[..count]);
         right.delete(0..count)
     }
@@ -187,7 +177,7 @@ impl<'a> InnerMut<'a> {
     /// Fills the bytes behind the last pointer with zeroes.
     pub fn zero_gap(&mut self) {
         let used = self.len() * POINTER_BYTES;
-        self.table_mut()[used..].fill(0);
+        self.node.body_mut()[used..].fill(0);
     }
 
     /// Checks a key that is to come before index `behind`, at index `slot`.
@@ -205,7 +195,7 @@ impl<'a> InnerMut<'a> {
     }
 
     fn check_neighbour(&self, right: &InnerMut) -> Result<(), EditError> {
-        if self.bytes.len() != right.bytes.len() || self.header().level != right.header().level {
+        if self.body().len() != right.body().len() || self.header().level != right.header().level {
             return Err(EditError::Siblings);
         }
         match (self.pointers().last(), right.pointers().first()) {
@@ -216,19 +206,9 @@ impl<'a> InnerMut<'a> {
         }
     }
 
-    fn table_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[HEADER_BYTES..]
-    }
-
     fn put(&mut self, slot: usize, pointers: &[KeyPointer]) {
         let bytes = pointers.as_bytes();
-        self.table_mut()[slot * POINTER_BYTES..][..bytes.len()].copy_from_slice(bytes);
-    }
-
-    fn set_len(&mut self, count: usize) {
-        let header = Header::mut_from_prefix(self.bytes).expect("a node has a header").0;
-        // A node has at most 64 KiB, so it has far fewer pointers than 32 bits can count.
-        header.nritems = (count as u32).into();
+        self.node.body_mut()[slot * POINTER_BYTES..][..bytes.len()].copy_from_slice(bytes);
     }
 }
 
@@ -241,7 +221,7 @@ mod tests {
     use super::*;
     use crate::checksum::ChecksumType;
     use crate::key::ItemType;
-    use crate::node::write_inner;
+    use crate::node::{HEADER_BYTES, write_inner};
 
     fn header(level: u8) -> Header {
         let mut header = Header::read_from_bytes(&[7; HEADER_BYTES]).unwrap();

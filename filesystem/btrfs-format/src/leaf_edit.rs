@@ -12,19 +12,27 @@
 //!
 //! `leaf_split` decides where to split and what to move.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
 use crate::error::EditError;
 use crate::key::Key;
 use crate::node::{HEADER_BYTES, Header, ITEM_HEAD_BYTES, ItemHead, Node};
-use crate::superblock::MAX_NODE_BYTES;
+use crate::node_buffer::NodeBuffer;
 
 /// A packed leaf with ascending keys.
 #[derive(Debug)]
 pub struct LeafMut<'a> {
-    bytes: &'a mut [u8],
+    node: NodeBuffer<'a>,
+}
+
+impl<'a> Deref for LeafMut<'a> {
+    type Target = NodeBuffer<'a>;
+
+    fn deref(&self) -> &NodeBuffer<'a> {
+        &self.node
+    }
 }
 
 impl<'a> LeafMut<'a> {
@@ -33,8 +41,8 @@ impl<'a> LeafMut<'a> {
     /// # Errors
     /// If it is not a leaf, is not packed, or its keys do not ascend.
     pub fn open(bytes: &'a mut [u8]) -> Result<LeafMut<'a>, EditError> {
-        check_node_bytes(bytes)?;
-        let node = Node::decode(bytes)?;
+        let buffer = NodeBuffer::new(bytes)?;
+        let node = Node::decode(buffer.bytes())?;
         if node.header().level != 0 {
             return Err(EditError::Level(node.header().level));
         }
@@ -50,7 +58,7 @@ impl<'a> LeafMut<'a> {
             }
             data_end = item.offset.get() as usize;
         }
-        Ok(LeafMut { bytes })
+        Ok(LeafMut { node: buffer })
     }
 
     /// Makes an empty leaf of the whole buffer, with this header, whose level must be 0.
@@ -58,40 +66,22 @@ impl<'a> LeafMut<'a> {
     /// # Errors
     /// If no leaf has this size, or the header is that of an inner node.
     pub fn create(bytes: &'a mut [u8], header: &Header) -> Result<LeafMut<'a>, EditError> {
-        check_node_bytes(bytes)?;
+        let mut node = NodeBuffer::new(bytes)?;
         if header.level != 0 {
             return Err(EditError::Level(header.level));
         }
-        bytes.fill(0);
-        bytes[..HEADER_BYTES].copy_from_slice(Header { nritems: 0.into(), ..*header }.as_bytes());
-        Ok(LeafMut { bytes })
-    }
-
-    /// The header.
-    pub fn header(&self) -> &Header {
-        Header::ref_from_prefix(self.bytes).expect("a leaf has a header").0
+        node.clear(header);
+        Ok(LeafMut { node })
     }
 
     /// Gives it another header. Its level and count stay.
     pub fn set_header(&mut self, header: &Header) {
-        let Header { level, nritems, .. } = *self.header();
-        let header = Header { level, nritems, ..*header };
-        self.bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-    }
-
-    /// The number of items.
-    pub fn len(&self) -> usize {
-        self.header().nritems.get() as usize
-    }
-
-    /// True if it has no item.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.node.set_header(header);
     }
 
     /// The bytes for items and their heads.
     pub fn capacity(&self) -> usize {
-        self.bytes.len() - HEADER_BYTES
+        self.body().len()
     }
 
     /// The bytes that are free.
@@ -123,7 +113,7 @@ impl<'a> LeafMut<'a> {
     /// The data of an item, to be changed without a change of their size.
     pub fn data_mut(&mut self, slot: usize) -> Option<&mut [u8]> {
         let range = self.items().get(slot).map(range_of)?;
-        Some(&mut self.body_mut()[range])
+        Some(&mut self.node.body_mut()[range])
     }
 
     /// The index of the item with this key; the error is the index at which it would be inserted.
@@ -140,11 +130,11 @@ impl<'a> LeafMut<'a> {
         self.check_insert(slot, key)?;
         self.check_room(ITEM_HEAD_BYTES.saturating_add(size))?;
         let (low, end) = (self.data_end(count), self.data_end(slot));
-        let body = self.body_mut();
+        let body = self.node.body_mut();
         body.copy_within(low..end, low - size);
         body[end - size..end].copy_from_slice(data);
         body.copy_within(slot * ITEM_HEAD_BYTES..count * ITEM_HEAD_BYTES, (slot + 1) * ITEM_HEAD_BYTES);
-        self.set_len(count + 1);
+        self.node.set_len(count + 1);
         // A node has at most 64 KiB, so offsets and sizes have at most 17 bits.
         self.items_mut()[slot] = ItemHead::new(key, (end - size) as u32, size as u32);
         self.move_offsets(slot + 1, -(size as isize));
@@ -162,12 +152,12 @@ impl<'a> LeafMut<'a> {
         }
         let (start, low, high) = (self.data_end(count), self.data_end(range.end), self.data_end(range.start));
         let (removed, left) = (high - low, count - range.len());
-        let body = self.body_mut();
+        let body = self.node.body_mut();
         body.copy_within(start..low, start + removed);
         body[start..start + removed].fill(0);
         body.copy_within(range.end * ITEM_HEAD_BYTES..count * ITEM_HEAD_BYTES, range.start * ITEM_HEAD_BYTES);
         body[left * ITEM_HEAD_BYTES..count * ITEM_HEAD_BYTES].fill(0);
-        self.set_len(left);
+        self.node.set_len(left);
         self.move_offsets(range.start, removed as isize);
         Ok(())
     }
@@ -188,7 +178,7 @@ impl<'a> LeafMut<'a> {
         let by = range.len() as isize - with.len() as isize;
         // What is behind the range stays: data are counted from the end of the leaf.
         let (low, end) = (self.data_end(count), offset + range.end);
-        let body = self.body_mut();
+        let body = self.node.body_mut();
         let new_low = low.strict_add_signed(by);
         body.copy_within(low..offset + range.start, new_low);
         body[end - with.len()..end].copy_from_slice(with);
@@ -225,11 +215,11 @@ impl<'a> LeafMut<'a> {
         let size = high - low;
         right.check_room(size + count * ITEM_HEAD_BYTES)?;
         let (there, start) = (right.len(), right.data_end(right.len()));
-        let body = right.body_mut();
+        let body = right.node.body_mut();
         body.copy_within(start..capacity, start - size);
         body[capacity - size..].copy_from_slice(&self.body()[low..high]);
         body.copy_within(..there * ITEM_HEAD_BYTES, count * ITEM_HEAD_BYTES);
-        right.set_len(there + count);
+        right.node.set_len(there + count);
         right.move_offsets(count, -(size as isize));
         right.copy_heads(0, &self.items()[from..], (capacity - high) as isize);
         self.delete(from..len)
@@ -248,8 +238,8 @@ impl<'a> LeafMut<'a> {
         let (low, start) = (right.data_end(count), self.data_end(len));
         let size = capacity - low;
         self.check_room(size + count * ITEM_HEAD_BYTES)?;
-        self.body_mut()[start - size..start].copy_from_slice(&right.body()[low..]);
-        self.set_len(len + count);
+        self.node.body_mut()[start - size..start].copy_from_slice(&right.body()[low..]);
+        self.node.set_len(len + count);
         self.copy_heads(len, &right.items()[..count], start as isize - capacity as isize);
         right.delete(0..count)
     }
@@ -257,7 +247,7 @@ impl<'a> LeafMut<'a> {
     /// Fills the bytes between heads and data with zeroes.
     pub fn zero_gap(&mut self) {
         let gap = self.len() * ITEM_HEAD_BYTES..self.data_end(self.len());
-        self.body_mut()[gap].fill(0);
+        self.node.body_mut()[gap].fill(0);
     }
 
     /// Checks that a key may be inserted at an index.
@@ -286,23 +276,10 @@ impl<'a> LeafMut<'a> {
         slot.checked_sub(1).map_or(self.capacity(), |before| self.items()[before].offset.get() as usize)
     }
 
-    fn body(&self) -> &[u8] {
-        &self.bytes[HEADER_BYTES..]
-    }
-
-    fn body_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[HEADER_BYTES..]
-    }
-
     fn items_mut(&mut self) -> &mut [ItemHead] {
         let count = self.len();
-        let table = &mut self.body_mut()[..count * ITEM_HEAD_BYTES];
+        let table = &mut self.node.body_mut()[..count * ITEM_HEAD_BYTES];
         <[ItemHead]>::mut_from_bytes(table).expect("a table of whole heads")
-    }
-
-    fn set_len(&mut self, count: usize) {
-        let header = Header::mut_from_prefix(self.bytes).expect("a leaf has a header").0;
-        header.nritems = (count as u32).into();
     }
 
     /// Moves the recorded places of the data of all items from `slot` on.
@@ -324,14 +301,8 @@ fn range_of(item: &ItemHead) -> Range<usize> {
     start..start + item.size.get() as usize
 }
 
-/// Checks that a buffer has the size of a node.
-pub(crate) fn check_node_bytes(bytes: &[u8]) -> Result<(), EditError> {
-    let is_size = (HEADER_BYTES..=MAX_NODE_BYTES as usize).contains(&bytes.len());
-    if is_size { Ok(()) } else { Err(EditError::NodeBytes(bytes.len())) }
-}
-
 fn check_neighbours(left: &LeafMut, right: &LeafMut) -> Result<(), EditError> {
-    if left.bytes.len() != right.bytes.len() {
+    if left.body().len() != right.body().len() {
         return Err(EditError::Siblings);
     }
     match (left.items().last(), right.key(0)) {

@@ -6,7 +6,7 @@
 //! - [`key`], [`features`], [`checksum`], [`names`], [`extent_refs`]: the parts of all other structures.
 //! - [`items`]: the data of each type of item, borrowed from the leaf.
 //! - [`superblock`], [`node`]: the blocks that items and pointers are in.
-//! - [`leaf_edit`], [`leaf_split`], [`inner_edit`]: nodes, edited in their buffers.
+//! - [`node_buffer`], [`leaf_edit`], [`leaf_split`], [`inner_edit`]: nodes, edited in their buffers.
 //! - [`items::extent_buf`], [`superblock_edit`]: items with references that are counted, and the superblock of a
 //!   commit.
 //! - [`item_changes`], [`bitmap`], [`free_space`]: the free space of block groups, and the items that it changes.
@@ -69,6 +69,7 @@ pub mod leaf_edit;
 pub mod leaf_split;
 pub mod names;
 pub mod node;
+pub mod node_buffer;
 pub mod refusal;
 pub mod superblock;
 pub mod superblock_edit;

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sealblock_fuzz::{block_map, btrfs, btrfs_filesystem, controller, image, labels, nvme, values, volume};
+use sealblock_fuzz::{block_map, btrfs, btrfs_edit, btrfs_filesystem, controller, image, labels, nvme, values, volume};
 use sealblock_protocols_nbd::fuzz as nbd;
 use sealblock_protocols_nvme_tcp::fuzz as nvme_tcp;
 
@@ -35,6 +35,9 @@ const fn target(name: &str) -> fn(&[u8]) {
         b"btrfs-superblock" => btrfs::try_superblock,
         b"btrfs-node" => btrfs::try_node,
         b"btrfs-item" => btrfs::try_item,
+        b"btrfs-leaf-edit" => btrfs_edit::try_leaf_edit,
+        b"btrfs-inner-edit" => btrfs_edit::try_inner_edit,
+        b"btrfs-commit-record" => btrfs_edit::try_commit_record,
         b"btrfs-filesystem" => btrfs_filesystem::try_filesystem,
         b"btrfs-compressed" => btrfs::try_compressed,
         _ => panic!("a target has a function here"),

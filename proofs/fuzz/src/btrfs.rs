@@ -56,7 +56,8 @@ pub fn try_superblock(input: &[u8]) {
     assert_eq!(Superblock::decode(bytes).expect("it has its size").as_bytes(), bytes);
 }
 
-fn key(pieces: &mut Pieces) -> Key {
+/// A key, mostly of a type that there is.
+pub(crate) fn key(pieces: &mut Pieces) -> Key {
     let named: Vec<ItemType> = (0..=u8::MAX).map(ItemType).filter(|one| one.name().is_some()).collect();
     let byte = pieces.byte();
     let item_type = named.get(usize::from(byte)).copied().unwrap_or(ItemType(byte));

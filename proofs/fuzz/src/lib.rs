@@ -5,6 +5,7 @@
 
 pub mod block_map;
 pub mod btrfs;
+pub mod btrfs_edit;
 pub mod btrfs_filesystem;
 pub mod controller;
 pub mod image;

@@ -2,6 +2,9 @@
 //! refuse, and that the filesystem is consistent after each.
 
 use std::fs;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
 use sealblock_proofs_btrfs_images::has_mounts;
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
@@ -9,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::common::devices::{Loop, Mount as Mounted};
 use crate::common::server::Server;
-use crate::common::{Place, is_root, skipped};
+use crate::common::{Place, has, is_root, skipped};
 
 const MIB: u64 = 1 << 20;
 
@@ -185,6 +188,76 @@ fn space_is_allocated_and_freed() {
     place.run("fs fallocate --length 1MiB disk/dir").fails(3, &["a directory"]);
     place.run("fs fallocate --punch-hole --length 1MiB disk/none").fails(3, &["no \"none\""]);
     place.run("fs fallocate --length 190MiB disk/g").fails(3, &["disk/g"]);
+    is_clean(&place);
+}
+
+#[test]
+fn zeroes_are_written_in_advance() {
+    let place = new(200 * MIB, "");
+    let info = place.run("fs info disk").succeeds().text();
+    assert!(info.contains("made by the devices"), "{info}");
+    let report = place.run("fs info disk --json").succeeds().json();
+    assert_eq!(report["devices"][0]["write_zeroes"], "native");
+    let before = place.allocated_bytes("disk");
+    let report = place.run("fs fallocate --write-zeroes --length 60MiB disk/f --json").succeeds().json();
+    assert_eq!((&report["created"], &report["size"]), (&json!(true), &json!(60 * MIB)));
+    assert_eq!((&report["zeroed_bytes"], &report["slow_devices"]), (&json!(60 * MIB), &json!([])));
+    assert!(place.allocated_bytes("disk") < before + 8 * MIB, "hardly anything was transferred");
+    let zeroes = place.run("fs cat disk/f").succeeds().stdout.clone();
+    assert!(zeroes.len() as u64 == 60 * MIB && zeroes.iter().all(|byte| *byte == 0));
+    let report = place.run("fs fallocate -w --require-offload --offset 59MiB --length 2MiB disk/f --json");
+    assert_eq!(report.succeeds().json()["size"], 61 * MIB);
+    is_clean(&place);
+    // A file with checksums is copied on write.
+    place.run("fs fallocate --length 1MiB disk/sums").succeeds();
+    for (command, status, words) in [
+        ("fs fallocate -w --length 1MiB disk/sums", 3, "only a file with NODATACOW"),
+        ("fs fallocate -w --keep-size --length 1MiB disk/f", 2, "cannot be used with"),
+        ("fs fallocate -w --punch-hole --length 1MiB disk/f", 2, "cannot be used with"),
+        ("fs fallocate --require-offload --length 1MiB disk/f", 2, "--write-zeroes"),
+        ("fs fallocate -w --length 1GiB disk/g", 3, "disk/g"),
+    ] {
+        place.run(command).fails(status, &[words]);
+    }
+    is_clean(&place);
+    if let Err(why) = has_mounts() {
+        return skipped(&why);
+    }
+    let mount = Mount::new(&[place.path("disk")], "noatime").unwrap();
+    let extents = run("filefrag", ["-v".as_ref(), mount.path("f").as_os_str()]).unwrap();
+    assert!(!extents.contains("unwritten"), "{extents}");
+    let flags = run("lsattr", [mount.path("f")]).unwrap();
+    assert!(flags.split(' ').next().unwrap().contains('C'), "{flags}");
+    mount.unmount().unwrap();
+}
+
+/// A device that cannot make zeroes is named before they are transferred to it, or refused.
+#[test]
+fn zeroes_are_transferred_to_a_device_that_cannot_make_them() {
+    if !has("nbdkit") {
+        return skipped("nbdkit is missing");
+    }
+    let place = new(200 * MIB, "");
+    let (socket, disk) = (place.path("socket"), place.path("disk"));
+    let mut server = Command::new("nbdkit");
+    server.args(["-f", "-U"]).arg(&socket).args(["--filter=nozero", "file"]).arg(&disk);
+    let mut server = server.spawn().unwrap();
+    while !socket.exists() {
+        assert!(server.try_wait().unwrap().is_none());
+        sleep(Duration::from_millis(5));
+    }
+    let target = format!("nbd+unix:///?socket={}", socket.display());
+    let report = place.run(&format!("fs info {target} --json")).succeeds().json();
+    assert_eq!(report["devices"][0]["write_zeroes"], "emulated");
+    place.run(&format!("fs info {target}")).succeeds().says(&["transferred to device 1"]);
+    let command = format!("fs fallocate -w --length 20MiB {target}:/f");
+    place.run(&format!("{command} --require-offload")).fails(3, &["cannot make zeroes", "--require-offload"]);
+    let answer = place.run(&format!("{command} --json"));
+    answer.succeeds().says(&["cannot make zeroes, so that 20 MiB of zeroes are transferred"]);
+    assert_eq!(answer.json()["slow_devices"].as_array().unwrap().len(), 1);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(place.allocated_bytes("disk") >= 20 * MIB);
     is_clean(&place);
 }
 

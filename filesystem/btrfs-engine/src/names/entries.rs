@@ -99,7 +99,7 @@ impl<V: Items> Plan<'_, V> {
     }
 
     /// True if a directory has an entry.
-    pub(super) fn has_entries(&self, directory: u64) -> Result<bool, PlanError> {
+    pub(crate) fn has_entries(&self, directory: u64) -> Result<bool, PlanError> {
         let first = Key::new(directory, ItemType::DIR_ITEM, 0);
         Ok(self.first(first..=index_key(directory, u64::MAX))?.is_some())
     }

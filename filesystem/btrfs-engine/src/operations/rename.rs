@@ -28,7 +28,7 @@ impl Engine {
     ///
     /// # Errors
     /// Those of [`Plan::rmdir`](crate::plan::Plan::rmdir), of the subvolume, and of the engine;
-    /// [`PlanError::NotEmpty`] for a subvolume, which [`Engine::delete_subvolume`] deletes.
+    /// [`PlanError::NotEmpty`] for a subvolume, which [`Engine::delete_empty_subvolume`] deletes if it is empty.
     pub async fn rmdir(&self, root: u64, place: Place<'_>, now: Timespec) -> Result<Option<Unlinked>, EngineError> {
         let operation = Operation { root, now, directories: &[], frees_space: true };
         match self.run_operation(operation, |plan| plan.rmdir(place)).await {

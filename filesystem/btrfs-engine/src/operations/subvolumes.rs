@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sealblock_btrfs_format::item_changes::ItemChanges;
 use sealblock_btrfs_format::items::directory::Target;
 use sealblock_btrfs_format::items::inode::Timespec;
-use sealblock_btrfs_format::key::Key;
+use sealblock_btrfs_format::key::{Key, objectid};
 
 use super::Taken;
 use crate::engine::{Engine, EngineError};
@@ -126,6 +126,23 @@ impl Engine {
     /// Those of names, of the subvolume that it is in, and of the engine; [`SubvolumeError::NotASubvolume`] if
     /// something else is there; if it is the default subvolume, or has others below it.
     pub async fn delete_subvolume(&self, at: SubvolumePlace<'_>, now: Timespec) -> Result<u64, EngineError> {
+        self.delete_at(at, now, false).await
+    }
+
+    /// Deletes the subvolume at a place if it is empty, as rmdir does in Linux.
+    ///
+    /// # Errors
+    /// As for [`Engine::delete_subvolume`], and [`PlanError::NotEmpty`].
+    pub async fn delete_empty_subvolume(&self, at: SubvolumePlace<'_>, now: Timespec) -> Result<u64, EngineError> {
+        self.delete_at(at, now, true).await
+    }
+
+    async fn delete_at(
+        &self,
+        at: SubvolumePlace<'_>,
+        now: Timespec,
+        must_be_empty: bool,
+    ) -> Result<u64, EngineError> {
         self.recover_orphans(at.root).await?;
         self.change(|transaction| {
             transaction.open_subvolume(at.root, Access::Change)?;
@@ -136,6 +153,10 @@ impl Engine {
             let index = transaction.index_of_subvolume(id, at.root, at.place)?;
             let index = index.ok_or(SubvolumeError::NotASubvolume)?;
             transaction.open_subvolume(id, Access::Read)?;
+            let top = objectid::FIRST_FREE;
+            if must_be_empty && transaction.plan(id, now, |plan| plan.has_entries(top))? {
+                return Err(PlanError::NotEmpty.into());
+            }
             let items = transaction.plan(at.root, now, |plan| {
                 plan.remove_subvolume_entry(at.place, Some(index))?;
                 Ok(plan.changes().clone())

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Condition, Device, ErrorKind, Geometry, Outcome, Request, RequestKind, yield_once};
+use sealblock_block::{Abilities, Ability, Condition, Device, ErrorKind, Geometry, Outcome, Request, RequestKind, yield_once};
 use sealblock_media_memory::MemoryDevice;
 
 /// What becomes of the writes of a device.
@@ -17,6 +17,8 @@ pub struct Faults {
     pub delays: Cell<u32>,
     /// How often it does so at most besides, at random.
     pub random_delays: Cell<u32>,
+    /// True if it cannot make zeroes itself.
+    pub lacks_zeroes: Cell<bool>,
     /// Bytes that were transferred to it.
     pub written_bytes: Cell<u64>,
     held: Cell<bool>,
@@ -52,7 +54,11 @@ impl Device for FaultyDevice {
     }
 
     fn abilities(&self) -> Abilities {
-        Device::abilities(&*self.memory)
+        let abilities = Device::abilities(&*self.memory);
+        match self.faults.lacks_zeroes.get() {
+            true => abilities.with([RequestKind::WriteZeroes], Ability::Absent),
+            false => abilities,
+        }
     }
 
     async fn execute(&self, request: Request) -> Outcome {

@@ -196,6 +196,7 @@ fn subvolumes_are_made_moved_and_deleted() {
     let remove = |to| block_on(engine.delete_subvolume(to, now())).map_err(number);
     let rmdir = |root, name| block_on(engine.rmdir(root, in_top(name), now())).map_err(number);
     assert_eq!(rmdir(ROOT, "directory"), Err(libc::ENOTEMPTY));
+    only_empty_subvolumes_are_removed_as_directories(&engine, at(ROOT, "directory"));
     assert_eq!((remove(at(ROOT, "directory")), remove(at(ROOT, "uno"))), (Err(libc::ENOTEMPTY), Err(libc::EINVAL)));
     // A snapshot has what is left of the subvolumes in it.
     let copy = snapshot(&engine, &mut random, two, at(ROOT, "copy"));
@@ -230,6 +231,20 @@ fn new_number_is_higher(engine: &Engine, random: &mut fastrand::Rng) -> u64 {
     let again = snapshot(engine, random, made, at(made, "in itself"));
     assert!(again > made);
     again
+}
+
+/// As in Linux since 4.18.
+fn only_empty_subvolumes_are_removed_as_directories(engine: &Engine, full: SubvolumePlace<'_>) {
+    let remove = |to| block_on(engine.delete_empty_subvolume(to, now())).map_err(|error| error.errno());
+    let name = "for rmdir";
+    let id = block_on(engine.create_subvolume(at(ROOT, name), [0x77; 16], &OWNER, now())).unwrap();
+    let file = block_on(engine.create(id, in_top("file"), NewFile::Regular, &OWNER, now())).unwrap();
+    assert_eq!((remove(full), remove(at(ROOT, name))), (Err(libc::ENOTEMPTY), Err(libc::ENOTEMPTY)));
+    let unlinked = block_on(engine.unlink(id, in_top("file"), now())).unwrap();
+    assert!(unlinked.ino == file && block_on(engine.release(id, file)).unwrap());
+    block_on(engine.set_read_only(id, true)).unwrap();
+    assert_eq!((remove(at(ROOT, name)), remove(at(ROOT, name))), (Ok(id), Err(libc::ENOENT)));
+    assert_eq!(remove(at(ROOT, "uno")), Err(libc::EINVAL), "a directory");
 }
 
 fn read_only_subvolumes_do_not_change(engine: &Engine, root: u64, file: u64) {

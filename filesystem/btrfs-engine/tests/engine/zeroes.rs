@@ -2,10 +2,11 @@
 //! power cut leaves.
 
 use std::path::Path;
+use std::rc::Rc;
 
 use futures_executor::block_on;
 use futures_util::FutureExt;
-use sealblock_block::RequestKind;
+use sealblock_block::{DynDevice, RequestKind};
 use sealblock_btrfs::FsError;
 use sealblock_btrfs_engine::engine::{Engine, EngineError, EngineOptions};
 use sealblock_btrfs_format::superblock::COPY_OFFSETS;
@@ -14,6 +15,7 @@ use sealblock_recorder::{CrashOptions, CrashStates, Options, Recorder};
 
 use crate::data_faults::open;
 use crate::disks::Disks;
+use crate::faulty::{Faults, FaultyDevice};
 use crate::files::{Kind, ROOT, assert_content, assert_same, create, is_full, read_committed, write};
 use crate::{assert_scrubbed, drop, findings, images_of, open_devices};
 
@@ -82,6 +84,31 @@ fn later_writes_to_written_zeroes_change_no_metadata() {
         assert_scrubbed(&mount);
         mount.unmount().unwrap();
     }
+}
+
+/// The zeroes are written like other data, and the result is the same.
+#[test]
+fn zeroes_are_transferred_to_devices_that_cannot_make_them() {
+    let Some(disks) = Disks::make(2, 256, &MIRROR) else { return };
+    let slow = Rc::new(Faults::default());
+    slow.lacks_zeroes.set(true);
+    let filesystem = disks.open_through(|name, memory| {
+        let faults = if name.ends_with('1') { Rc::clone(&slow) } else { Rc::default() };
+        DynDevice::new(name, FaultyDevice { memory, faults })
+    });
+    let engine = block_on(Engine::open(&filesystem, EngineOptions::default())).unwrap();
+    let native: Vec<bool> = engine.devices().iter().map(|(_, device)| device.has_native_zeroes()).collect();
+    assert_eq!(native, [true, false]);
+    spoil(&engine, 6 * MIB);
+    let ino = create(&engine, "file", Kind::NoCow);
+    let before = slow.written_bytes.get();
+    zero(&engine, ino, 0, 5 * MIB);
+    assert_eq!(slow.written_bytes.get() - before, 5 * MIB);
+    assert_content(&engine, ino, &vec![0; 5 * MIB as usize]);
+    slow.failing.set(1);
+    zero(&engine, ino, 0, MIB);
+    assert_eq!(engine.failed_devices(), [2]);
+    assert_content(&engine, ino, &vec![0; 5 * MIB as usize]);
 }
 
 #[test]

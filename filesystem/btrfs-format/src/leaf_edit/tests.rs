@@ -88,7 +88,7 @@ impl Chain {
         let mut leaf = LeafMut::open(&mut self.leaves[at]).unwrap();
         let mut open: Vec<_> = new.iter_mut().map(|leaf| LeafMut::open(leaf).unwrap()).collect();
         choice.insert(&mut leaf, &mut open, slot, (item.0, &item.1)).unwrap();
-        let sizes: Vec<_> = std::iter::once(&leaf).chain(&open).map(LeafMut::len).collect();
+        let sizes: Vec<_> = std::iter::once(&leaf).chain(&open).map(|leaf| leaf.len()).collect();
         assert!(!sizes.contains(&0), "no leaf stays empty");
         let count = sizes.len();
         let mut all = std::mem::take(&mut self.models[at]);

@@ -43,6 +43,22 @@ pub(super) struct Removed {
 
 impl Done for Removed {}
 
+impl Removed {
+    /// Frees the space of subvolumes that were deleted.
+    async fn free_deleted(
+        mut self,
+        writer: &Writer,
+        names: &[&FilesystemName],
+        show: Show,
+    ) -> Result<Removed, StackError> {
+        if !self.subvolumes.is_empty() {
+            let failed = |error| engine_error("write to", &error).on(names[0].devices());
+            self.dead = drop_dead(writer, show).await.map_err(failed)?;
+        }
+        Ok(self)
+    }
+}
+
 /// Removes files and directory trees.
 pub fn rm(arguments: &FsRm) -> Result<Exit, StackError> {
     let names: Vec<&FilesystemName> = arguments.names.iter().collect();
@@ -57,11 +73,7 @@ pub fn rm(arguments: &FsRm) -> Result<Exit, StackError> {
                 return Ok(removed);
             }
         }
-        if !removed.subvolumes.is_empty() {
-            let failed = |error| engine_error("write to", &error).on(arguments.names[0].devices());
-            removed.dead = drop_dead(writer, show).await.map_err(failed)?;
-        }
-        Ok(removed)
+        removed.free_deleted(writer, &names, show).await
     })
 }
 
@@ -103,25 +115,29 @@ async fn remove_one(writer: &Writer, arguments: &FsRm, entry: &Entry, removed: &
     Ok(())
 }
 
-/// Removes empty directories.
+/// Removes empty directories and empty subvolumes.
 pub fn rmdir(arguments: &FsRmdir) -> Result<Exit, StackError> {
     let names: Vec<&FilesystemName> = arguments.names.iter().collect();
     let order = Order { names: &names, json: arguments.json, needs_subvolumes: false };
+    let show = if arguments.json { Show::Never } else { Show::OnTerminal };
     change(&order, async |writer| {
         let mut removed = Removed::default();
         for name in &arguments.names {
             let entry = writer.entry(name).await?;
             match entry.found.map(|found| found.target) {
                 None => return Err(entry.refused(Cause::Absent, ACTION, "it does not exist")),
-                Some(Resolved::Subvolume(id)) => {
-                    let refused = entry.refused(Cause::Refused, ACTION, &format!("it is subvolume {id}"));
-                    return Err(refused.advise("`sealblock fs subvolume delete`"));
+                Some(Resolved::Subvolume(_)) => {
+                    let at = SubvolumePlace { root: entry.directory.root, place: entry.place() };
+                    let deleted = writer.engine.delete_empty_subvolume(at, now()).await;
+                    removed.subvolumes.push(deleted.map_err(entry.failed(ACTION))?);
                 }
-                Some(_) => remove_empty(writer, &entry).await?,
+                Some(_) => {
+                    remove_empty(writer, &entry).await?;
+                    removed.directories += 1;
+                }
             }
-            removed.directories += 1;
         }
-        Ok(removed)
+        removed.free_deleted(writer, &names, show).await
     })
 }
 
