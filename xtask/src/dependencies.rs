@@ -5,10 +5,11 @@
 //! that is not in the table below is an error, so that a new folder gets its rule together with its manifest.
 //! Development dependencies are unrestricted, because a test may set up whatever it needs; except under `protocols/`,
 //! whose crates are separate in order to stay pure. Deliberate faults (the feature `mutations`) are compiled only for
-//! proofs.
+//! proofs. The lock files must have all dependencies: of this workspace, and of the one of the fuzz targets.
 
 use anyhow::{Result, bail};
 
+use crate::fuzz;
 use crate::workspace::{self, DependencyKind, Member};
 
 /// Which folders of the tree a folder may use. A pattern is a whole path or `folder/*`.
@@ -155,8 +156,11 @@ pub fn check() -> Result<String> {
     if !wrong.is_empty() {
         bail!("dependencies that no rule allows:\n  {}", wrong.join("\n  "));
     }
+    for manifest in ["Cargo.toml", fuzz::MANIFEST] {
+        workspace::check_lock_file(manifest)?;
+    }
     let count: usize = workspace.members.iter().map(|member| member.dependencies.len()).sum();
-    Ok(format!("{} folders, {count} dependencies, all allowed", workspace.members.len()))
+    Ok(format!("{} folders, {count} dependencies, all allowed; lock files complete", workspace.members.len()))
 }
 
 /// The faults of the graph, one sentence for each dependency or folder.

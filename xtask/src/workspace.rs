@@ -82,13 +82,24 @@ impl Workspace {
     }
 }
 
+/// Checks that the lock file beside a manifest has what the manifest and those of its dependencies in this tree need. If
+/// it has not, a build that may not change it fails, perhaps after many minutes.
+pub fn check_lock_file(manifest: &str) -> Result<()> {
+    cargo_metadata(&["--locked", "--manifest-path", manifest]).map(drop)
+}
+
 fn metadata(manifest: &str) -> Result<Value> {
-    let words = ["metadata", "--no-deps", "--format-version", "1", "--manifest-path", manifest];
-    let output = cargo().args(words).output().context("starting cargo metadata")?;
+    let output = cargo_metadata(&["--no-deps", "--manifest-path", manifest])?;
+    serde_json::from_slice(&output).context("reading the output of cargo metadata")
+}
+
+fn cargo_metadata(options: &[&str]) -> Result<Vec<u8>> {
+    let output = cargo().args(["metadata", "--format-version", "1"]).args(options).output();
+    let output = output.context("starting cargo metadata")?;
     if !output.status.success() {
         bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
-    serde_json::from_slice(&output.stdout).context("reading the output of cargo metadata")
+    Ok(output.stdout)
 }
 
 fn parse(metadata: &Value) -> Result<Workspace> {

@@ -307,7 +307,8 @@ fn a_short_request_does_not_wait_for_all_long_ones_that_came_before_it() {
             .map(|at| begin(Request::verify(extent(at * LONG_BLOCKS, LONG_BLOCKS), Expectations::NONE)))
             .collect();
         begin(Request::flush()).await.unwrap().unwrap();
-        assert!(verified.get() <= 10, "{} long requests ended first", verified.get());
+        // Eight on an idle machine; more if this thread is interrupted, and all of them if nothing limits them.
+        assert!(verified.get() < MANY * 3 / 4, "{} long requests ended first", verified.get());
         for done in join_all(long).await {
             done.unwrap().unwrap();
         }
