@@ -35,6 +35,20 @@ pub enum FsError {
     /// The filesystem does not implement this request; the kernel need not send it again.
     #[error("not implemented")]
     NotImplemented,
+    /// The name exists already.
+    #[error("exists already")]
+    Exists,
+    /// The filesystem knows no such command.
+    #[error("no such command")]
+    NoSuchCommand,
+    /// A change is refused with this error number of Linux.
+    #[error("{why}")]
+    Refused {
+        /// The number, as in `errno`.
+        errno: i32,
+        /// The reason.
+        why: String,
+    },
     /// Stored data are damaged, or their devices cannot be read; the text says what is damaged and where.
     #[error("{0}")]
     Damaged(String),
@@ -54,6 +68,9 @@ impl FsError {
             FsError::TooManyOpen => Errno::ENFILE,
             FsError::TooLarge => Errno::E2BIG,
             FsError::NotImplemented => Errno::ENOSYS,
+            FsError::Exists => Errno::EEXIST,
+            FsError::NoSuchCommand => Errno::ENOTTY,
+            FsError::Refused { errno, .. } => Errno::from_i32(*errno),
             FsError::Damaged(_) => Errno::EIO,
         }
     }

@@ -39,6 +39,7 @@
 
 mod attributes;
 mod call;
+mod changes;
 mod error;
 mod home;
 mod interface;
@@ -46,6 +47,10 @@ mod kernel;
 mod mounts;
 mod session;
 
+pub use changes::{
+    Allocate, Caller, Changes, Content, CopyRange, MAX_IOCTL_BYTES, MAX_WRITE_BYTES, NewInode, NewTime, OpenMode,
+    Opened, RenameMode, Write, WriteDurability, WriteFs, XattrMode,
+};
 pub use error::{FsError, MountError};
 pub use interface::{
     Attributes, DirectoryEntry, Kind, MAX_COOKIE, MAX_NAME_BYTES, MAX_READ_BYTES, MAX_XATTR_BYTES, ReadFs, Seek,
