@@ -5,7 +5,7 @@
 //! know: what a new inode inherits, which bits of a mode go, whether a name may be moved.
 
 use crate::error::FsError;
-use crate::interface::{Attributes, Kind, ReadFs, Time};
+use crate::interface::{Attributes, Kind, MAX_COOKIE, ReadFs, Time};
 
 /// The maximum bytes of a write.
 pub const MAX_WRITE_BYTES: u32 = 1 << 20;
@@ -182,6 +182,14 @@ pub struct CopyRange {
 pub trait WriteFs: ReadFs {
     /// Opens a regular file.
     fn open_as(&self, ino: u64, mode: OpenMode) -> impl Future<Output = Result<Opened, FsError>>;
+
+    /// The highest cookie that an entry of this directory has now. Entries that are added later have higher ones. A
+    /// program that has opened the directory before gets none of these, so that listing a directory ends although it
+    /// renames what it lists. Without an implementation it gets all.
+    fn last_cookie(&self, ino: u64) -> impl Future<Output = Result<u64, FsError>> {
+        let _ = ino;
+        std::future::ready(Ok(MAX_COOKIE))
+    }
 
     /// Creates a regular file and opens it. The name does not exist, as far as the kernel knows; if it does,
     /// [`FsError::Exists`].

@@ -70,7 +70,9 @@ impl FsError {
             FsError::NotImplemented => Errno::ENOSYS,
             FsError::Exists => Errno::EEXIST,
             FsError::NoSuchCommand => Errno::ENOTTY,
-            FsError::Refused { errno, .. } => Errno::from_i32(*errno),
+            // The kernel rejects a reply with any other number, and the program would wait forever.
+            FsError::Refused { errno: errno @ 1..=511, .. } => Errno::from_i32(*errno),
+            FsError::Refused { .. } => Errno::EIO,
             FsError::Damaged(_) => Errno::EIO,
         }
     }
@@ -81,6 +83,14 @@ impl FsError {
             tracing::warn!(ino, operation, %what, "damage");
         }
         self.errno()
+    }
+
+    /// The same for requests that the kernel would never send again after ENOSYS, but take to have succeeded.
+    pub(crate) fn report_change(&self, operation: &str, ino: u64) -> Errno {
+        match self {
+            FsError::NotImplemented => Errno::EOPNOTSUPP,
+            _ => self.report(operation, ino),
+        }
     }
 }
 
