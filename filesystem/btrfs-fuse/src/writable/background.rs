@@ -1,0 +1,88 @@
+//! What happens beside requests: changes are committed after some time, inodes without names are deleted, and the space
+//! of deleted subvolumes is freed.
+
+use std::time::Duration;
+
+use sealblock_btrfs_engine::drop::Dropped;
+use sealblock_btrfs_engine::engine::EngineError;
+
+use super::Writable;
+
+/// Steps after which others have their turn.
+const STEPS_AT_ONCE: usize = 16;
+
+impl Writable<'_> {
+    /// Commits changes at this interval, as long as there are any, and frees the space of deleted subvolumes. Ends only
+    /// if nothing can be written any more, which the engine has reported.
+    pub async fn work_in_background(&self, interval: Duration, sleep: impl AsyncFn(Duration)) {
+        loop {
+            sleep(interval).await;
+            match self.work_once().await {
+                Ok(()) => {}
+                Err(error @ EngineError::Stopped(_)) => {
+                    return tracing::debug!(%error, "nothing is committed any more");
+                }
+                Err(error) => tracing::warn!(%error, "the space of deleted subvolumes is not freed"),
+            }
+        }
+    }
+
+    async fn work_once(&self) -> Result<(), EngineError> {
+        if self.engine.is_dirty() {
+            self.engine.sync().await?;
+        }
+        if self.has_dead.replace(false) { self.drop_dead().await } else { Ok(()) }
+    }
+
+    /// Drops the nodes of deleted subvolumes of which the kernel knows no inode.
+    async fn drop_dead(&self) -> Result<(), EngineError> {
+        let mut from = 0;
+        while let Some(id) = self.engine.change(|transaction| transaction.next_dead(from)).await? {
+            from = id + 1;
+            if self.numbers.of_subvolume(id).is_some_and(|numbers| self.known.has_any(numbers)) {
+                self.has_dead.set(true);
+                continue;
+            }
+            self.engine.change(|transaction| transaction.open_tree(id)).await?;
+            let mut steps = 0_usize;
+            while self.engine.change(|transaction| transaction.drop_step(id)).await? == Dropped::Some {
+                steps += 1;
+                if steps.is_multiple_of(STEPS_AT_ONCE) {
+                    self.engine.between_steps().await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes an inode that has no names and that the kernel does not know. If that fails, it is deleted when the
+    /// filesystem is opened again.
+    pub(super) async fn delete_orphan(&self, number: u64) {
+        let Ok(Some(id)) = self.find(number) else { return };
+        match self.engine.release(id.root, id.ino).await {
+            Ok(_) => {}
+            Err(error) if matches!(error, EngineError::Stopped(_)) || error.errno() == libc::ENOENT => {
+                tracing::debug!(id.root, id.ino, %error, "an inode without names is not deleted");
+            }
+            Err(error) => tracing::warn!(id.root, id.ino, %error, "an inode without names is not deleted"),
+        }
+    }
+
+    /// The last commit, when no request is served any more. Returns the last durable transaction.
+    ///
+    /// # Errors
+    /// If changes cannot be made durable.
+    pub async fn close(&self) -> Result<u64, EngineError> {
+        self.engine.finish_writes().await;
+        for number in self.known.orphans() {
+            self.delete_orphan(number).await;
+        }
+        self.sync_all().await
+    }
+
+    /// Makes everything durable.
+    pub(super) async fn sync_all(&self) -> Result<u64, EngineError> {
+        self.engine.complete_all_writes().await?;
+        self.engine.sync().await
+    }
+}
