@@ -32,6 +32,7 @@ use sealblock_fuse::{Attributes, DirectoryEntry, FsError, Kind, MAX_COOKIE, Noti
 
 use crate::numbers::{InodeNumbers, Numbered};
 use crate::values::{attributes, empty_directory, kind_of_entry};
+use background::Background;
 use error::{refused, to_fuse_error};
 use known::Known;
 
@@ -58,6 +59,7 @@ pub struct Writable<'e> {
     notifier: OnceCell<Notifier>,
     /// True if a subvolume was deleted whose nodes are still to be dropped, as far as is known.
     has_dead: Cell<bool>,
+    background: Background,
 }
 
 /// An inode.
@@ -84,8 +86,8 @@ impl<'e> Writable<'e> {
         let (numbers, known, notifier) = (InodeNumbers::default(), Known::default(), OnceCell::new());
         let root = numbers.of_inode((root, root), ino)?;
         // One may be left of an earlier mount.
-        let has_dead = Cell::new(true);
-        Ok(Writable { engine, options, root, sector_bytes, numbers, known, notifier, has_dead })
+        let (has_dead, background) = (Cell::new(true), Background::default());
+        Ok(Writable { engine, options, root, sector_bytes, numbers, known, notifier, has_dead, background })
     }
 
     /// The kernel is told by this of changes that it did not request. Only the first one counts.
@@ -312,12 +314,14 @@ impl ReadFs for Writable<'_> {
 
     async fn statistics(&self) -> Result<Statistics, FsError> {
         let (space, sector) = (self.engine.data_space(), u64::from(self.sector_bytes));
-        let free_blocks = space.free_bytes / sector;
+        let available_blocks = space.free_bytes / sector;
+        // Room that is kept for metadata is not used, either.
+        let free_blocks = (space.total_bytes.saturating_sub(space.used_bytes) / sector).max(available_blocks);
         Ok(Statistics {
             block_size_bytes: self.sector_bytes,
             blocks: space.total_bytes / sector,
             free_blocks,
-            available_blocks: free_blocks,
+            available_blocks,
             inodes: (0, 0),
         })
     }

@@ -20,6 +20,8 @@ pub struct DataSpace {
     /// Bytes for which there is space, in block groups and where the devices have room for more. What the open
     /// transaction freed counts.
     pub free_bytes: u64,
+    /// Bytes in use, of data and metadata.
+    pub used_bytes: u64,
 }
 
 /// The room for new chunks of data, which is the same while there are the same chunks.
@@ -31,8 +33,9 @@ impl Engine {
     pub fn data_space(&self) -> DataSpace {
         let transaction = self.transaction().borrow();
         let devices: u64 = transaction.chunks.devices().map(|item| item.total_bytes.get()).sum();
+        let used_bytes = transaction.space.used_bytes();
         let Some(flags) = transaction.space.flags_for(Use::Data) else {
-            return DataSpace { total_bytes: devices, free_bytes: 0 };
+            return DataSpace { total_bytes: devices, free_bytes: 0, used_bytes };
         };
         let mut known = self.known_room.borrow_mut();
         let map = transaction.chunks.map();
@@ -43,7 +46,7 @@ impl Engine {
         known.0 = Some((Rc::clone(map), room));
         let copies = flags.profile().map_or(1, |profile| profile.copies()).max(1);
         let free_bytes = transaction.space.unused_data_bytes().saturating_add(room);
-        DataSpace { total_bytes: (devices / u64::from(copies)).max(free_bytes), free_bytes }
+        DataSpace { total_bytes: (devices / u64::from(copies)).max(free_bytes), free_bytes, used_bytes }
     }
 
     /// Tells the devices that the free space in block groups of data is not needed, in runs of at least `min_bytes`.
