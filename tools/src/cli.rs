@@ -10,6 +10,7 @@ mod fs;
 mod fs_format;
 mod fs_write;
 mod mirror;
+mod mount_options;
 mod scrub;
 mod serve;
 mod status;
@@ -28,6 +29,7 @@ use sealblock_units::{BlockSize, ByteCount, Lba};
 
 pub use attach::{Attach, Detach};
 pub use bench::Bench;
+pub use mount_options::MountOptions;
 pub use fs::{Fs, FsCat, FsCheck, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree, FsVerify};
 pub use fs_format::{Feature, FeatureChange, FsFormat};
 pub use fs_write::{

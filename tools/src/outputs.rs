@@ -167,6 +167,7 @@ fn changes(command: &FsCommand) -> bool {
         | FsCommand::Chown(_)
         | FsCommand::Fallocate(_)
         | FsCommand::Snapshot(_) => true,
+        FsCommand::Mount(mount) => mount.options.writes,
         FsCommand::Subvolume(subvolume) => !matches!(subvolume.command, FsSubvolumeCommand::List(_)),
         _ => false,
     }

@@ -138,7 +138,17 @@ const RULES: &[Rule] = &[
     // The protocol between the kernel and any filesystem; it depends on none, nor on blocks.
     rule("filesystem/fuse", &["runtime/reactor"]),
     // What programs do with files: mount them, and copy them out.
-    rule("filesystem/btrfs-fuse", &["filesystem/btrfs-format", "filesystem/btrfs", "filesystem/fuse"]),
+    rule(
+        "filesystem/btrfs-fuse",
+        &[
+            "runtime/memory",
+            "block",
+            "filesystem/btrfs-format",
+            "filesystem/btrfs",
+            "filesystem/btrfs-engine",
+            "filesystem/fuse",
+        ],
+    ),
     rule("filesystem/btrfs-extract", &["runtime/memory", "filesystem/btrfs-format", "filesystem/btrfs"]),
     rule("filesystem/*", &["units", "integrity", "block", "runtime/memory", "filesystem/btrfs-format"]),
     rule("stack", STACK),

@@ -116,6 +116,22 @@ impl Chunks {
         self.change(self.next_logical, chunk, stripe_bytes, true).ok()
     }
 
+    /// The bytes of all chunks for this use and profile for which the devices have room.
+    pub fn room(&self, flags: BlockGroupFlags) -> u64 {
+        let Some(profile) = flags.profile() else { return 0 };
+        let (mut rest, mut bytes) = (self.clone(), 0_u64);
+        while let Some((stripes, stripe_bytes)) = rest.choose_stripes(flags, profile) {
+            let data = u64::from(profile.data_stripes(stripes.len() as u16));
+            bytes = bytes.saturating_add(stripe_bytes.saturating_mul(data));
+            for stripe in stripes {
+                let (start, devid) = (stripe.offset.get(), stripe.devid.get());
+                let device = rest.devices.get_mut(&devid);
+                device.into_iter().for_each(|device| device.free.remove_free(start..start + stripe_bytes));
+            }
+        }
+        bytes
+    }
+
     /// The removal of a chunk that exists; nothing may use it any more.
     pub fn plan_removal(&self, logical: u64, bytes: u64, flags: BlockGroupFlags) -> Option<ChunkChange> {
         let places = self.map.stripes(logical);
@@ -322,11 +338,13 @@ mod tests {
             (Profile::Raid10, &[300, 200, 300, 300, 250]),
         ] {
             let mut chunks = chunks(sizes);
-            let mut all = Vec::new();
+            let (room, mut all) = (chunks.room(BlockGroupFlags::DATA | profile.flag()), Vec::new());
             while let Some(change) = chunks.plan(BlockGroupFlags::DATA | profile.flag()) {
                 chunks.add(&change).unwrap();
                 all.push(change);
             }
+            assert_eq!(all.iter().map(|change| change.bytes).sum::<u64>(), room);
+            assert_eq!(chunks.room(BlockGroupFlags::DATA | profile.flag()), 0);
             let used: u64 = chunks.devices().map(|item| item.bytes_used.get()).sum();
             let stripes: usize = all.iter().map(|change| change.chunk.stripes.len()).sum();
             println!("{profile:?}: {} chunks, {stripes} stripes, {} MiB", all.len(), used >> 20);

@@ -20,6 +20,7 @@ mod io;
 mod put;
 mod read;
 mod resize;
+mod seek;
 pub(crate) mod state;
 mod sync;
 mod write;
@@ -40,7 +41,8 @@ use zerocopy::IntoBytes;
 pub use clone::FilePlace;
 pub use files::InPlaceHold;
 pub(crate) use files::{FileId, FileLock, LockRange};
-pub(crate) use info::{FileInfo, ITEMS_OF_A_STEP, now};
+pub use info::now;
+pub(crate) use info::{FileInfo, ITEMS_OF_A_STEP};
 pub use read::MAX_FILE_READ_BYTES;
 
 use crate::change::Change;
@@ -53,6 +55,9 @@ use crate::plan::{Plan, PlanContext, PlanError};
 use crate::transaction::{ChangeError, Transaction};
 use crate::view::TreeView;
 use put::Written;
+
+/// Why a file of a read-only subvolume is not changed.
+pub(crate) const OF_READ_ONLY_SUBVOLUME: &str = "of a read-only subvolume";
 
 /// What the data path did so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -101,7 +106,7 @@ impl Transaction {
         let root_flags = self.root_item(id.root).map_or(0, |(_, item)| item.head.flags.get());
         let root_flags = RootFlags::from_bits_retain(root_flags);
         match () {
-            () if root_flags.contains(RootFlags::READONLY) => refuse("of a read-only subvolume"),
+            () if root_flags.contains(RootFlags::READONLY) => refuse(OF_READ_ONLY_SUBVOLUME),
             () if info.has(InodeFlags::READONLY | InodeFlags::VERITY) => refuse("read-only"),
             () if info.has(InodeFlags::IMMUTABLE) => refuse("immutable"),
             () if info.has(InodeFlags::APPEND) && !grows => refuse("append-only"),
@@ -272,7 +277,7 @@ impl Engine {
     }
 
     /// Commits if the changes so far need too much memory.
-    async fn limit_dirty(&self) -> Result<(), EngineError> {
+    pub(crate) async fn limit_dirty(&self) -> Result<(), EngineError> {
         let (bytes, generation) = {
             let transaction = self.transaction().borrow();
             let node_bytes = transaction.geometry().node_bytes as usize;

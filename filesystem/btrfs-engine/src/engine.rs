@@ -41,6 +41,7 @@ use crate::data::state::DataState;
 use crate::gate::Gate;
 use crate::numbers::Numbers;
 use crate::open;
+use crate::operations::KnownRoom;
 use crate::space::{SpaceError, Use};
 use crate::transaction::{ChangeError, Transaction};
 
@@ -98,11 +99,14 @@ pub struct Engine {
     is_committing: Cell<bool>,
     committed: Condition,
     durable: Cell<u64>,
+    /// [`Transaction::changes`] when the open transaction began.
+    changes_before: Cell<u64>,
     /// The superblocks of the devices without failures, by their transactions.
     supers: RefCell<BTreeMap<u64, u64>>,
     stopped: RefCell<Option<Rc<str>>>,
     bad_copies: RefCell<Vec<BadCopy>>,
     pub(crate) numbers: RefCell<Numbers>,
+    pub(crate) known_room: RefCell<KnownRoom>,
     data: DataState,
 }
 
@@ -133,10 +137,12 @@ impl Engine {
             is_committing: Cell::default(),
             committed: Condition::default(),
             durable: Cell::new(durable),
+            changes_before: Cell::default(),
             supers: RefCell::new(storage.devices.iter().map(|(devid, device)| (devid, device.generation)).collect()),
             stopped: RefCell::default(),
             bad_copies: RefCell::default(),
             numbers: RefCell::default(),
+            known_room: RefCell::default(),
             data: DataState::default(),
         };
         for id in opened.trees {
@@ -330,6 +336,26 @@ impl Engine {
         self.commit_through(generation).await
     }
 
+    /// The transaction with the last change: the open one, or that before it if nothing has changed since.
+    pub fn last_changed(&self) -> u64 {
+        let transaction = self.transaction.borrow();
+        transaction.generation() - u64::from(transaction.changes() == self.changes_before.get())
+    }
+
+    /// True if there are changes that are not durable.
+    pub fn is_dirty(&self) -> bool {
+        self.last_changed() > self.durable.get()
+    }
+
+    /// Makes all changes so far durable. Without any, nothing is written.
+    ///
+    /// # Errors
+    /// As for [`Engine::commit`].
+    pub async fn sync(&self) -> Result<u64, EngineError> {
+        self.check_stopped()?;
+        self.commit_through(self.last_changed()).await
+    }
+
     /// Makes the changes of a transaction durable, with all that came since, if they are not. Whoever comes while a
     /// commit is written shares the next one.
     ///
@@ -418,6 +444,7 @@ impl Engine {
         transaction.superblock = superblock;
         let (pinned, removed) = (transaction.space.take_pinned(), transaction.chunks.take_removed());
         transaction.open_next();
+        self.changes_before.set(transaction.changes());
         let storage = Storage { devices: Rc::clone(&self.devices), map: Rc::clone(transaction.chunks.map()) };
         Ok(Frozen { nodes, superblock, pinned, removed, storage, devices })
     }

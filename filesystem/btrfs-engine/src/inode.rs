@@ -20,8 +20,12 @@ use crate::view::Items;
 
 /// The bits of a mode without the file type.
 pub const PERMISSION_MASK: u32 = 0o7777;
-/// The set-group-ID bit of a mode.
+/// The set-user-ID and set-group-ID bits of a mode, and whether the group may execute the file.
+const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
+const GROUP_EXECUTES: u32 = 0o010;
+/// The attribute with the capabilities that a program gets.
+const CAPABILITIES: &[u8] = b"security.capability";
 /// The flags that a program can set with `chattr`.
 pub const SETTABLE_FLAGS: InodeFlags = InodeFlags::NODATACOW
     .union(InodeFlags::COMPRESS)
@@ -56,7 +60,7 @@ pub struct Ownership {
 pub struct AttributeChanges {
     /// The bits of the mode below the file type.
     pub permissions: Option<u32>,
-    /// The user. The caller also removes the set-ID bits, where a change of the owner requires it.
+    /// The user.
     pub uid: Option<u32>,
     /// The group.
     pub gid: Option<u32>,
@@ -66,6 +70,9 @@ pub struct AttributeChanges {
     pub mtime: Option<Timespec>,
     /// The last change of the inode; `None` for the time of the plan.
     pub ctime: Option<Timespec>,
+    /// True if what gives a program the rights of its owner goes, as with a change of owner or data: the set-user-ID bit,
+    /// the set-group-ID bit if the group may execute the file, and its capabilities. Directories keep them.
+    pub kills_set_id: bool,
 }
 
 /// The number of a device in an inode.
@@ -187,12 +194,16 @@ impl<V: Items> Plan<'_, V> {
         Ok(())
     }
 
-    /// Changes attributes of an inode.
+    /// Changes attributes of an inode, and with its permissions its access control list.
     ///
     /// # Errors
     /// If the inode is not there, or is immutable, append-only or read-only; [`PlanError::InvalidArgument`] for
     /// permissions that are more than that, or a time with a second or more of nanoseconds.
     pub fn set_attributes(&mut self, ino: u64, changes: &AttributeChanges) -> Result<InodeItem, PlanError> {
+        self.attempt(|plan| plan.change_attributes(ino, changes))
+    }
+
+    fn change_attributes(&mut self, ino: u64, changes: &AttributeChanges) -> Result<InodeItem, PlanError> {
         let inode = self.inode(ino)?;
         self.check_protection(ino, &inode, true)?;
         if changes.permissions.is_some_and(|bits| bits & !PERMISSION_MASK != 0) {
@@ -203,10 +214,16 @@ impl<V: Items> Plan<'_, V> {
             return Err(PlanError::InvalidArgument("a second or more of nanoseconds"));
         }
         let now = self.context.now;
+        let kills = changes.kills_set_id && kind_of(&inode) != FileType::Directory;
+        if kills && self.xattr(ino, CAPABILITIES)?.is_some() {
+            self.delete_xattr(ino, CAPABILITIES)?;
+        }
+        if let Some(bits) = changes.permissions {
+            self.mode_changed(ino, bits)?;
+        }
         self.edit_inode(ino, |inode| {
-            if let Some(bits) = changes.permissions {
-                inode.mode = (inode.mode.get() & FileType::MODE_MASK | bits).into();
-            }
+            let mode = changes.permissions.map_or(inode.mode.get(), |bits| inode.mode.get() & FileType::MODE_MASK | bits);
+            inode.mode = if kills { without_set_id(mode) } else { mode }.into();
             inode.uid = changes.uid.map_or(inode.uid, Into::into);
             inode.gid = changes.gid.map_or(inode.gid, Into::into);
             inode.atime = changes.atime.unwrap_or(inode.atime);
@@ -306,6 +323,12 @@ impl<V: Items> Plan<'_, V> {
     }
 }
 
+/// A mode without the bits that give a program the rights of the owner of its file. Without the right to execute, the
+/// set-group-ID bit means something else.
+pub fn without_set_id(mode: u32) -> u32 {
+    mode & !SET_USER_ID & if mode & GROUP_EXECUTES != 0 { !SET_GROUP_ID } else { u32::MAX }
+}
+
 /// All items of an inode.
 pub(crate) fn items_of(ino: u64) -> std::ops::RangeInclusive<Key> {
     Key::new(ino, ItemType(0), 0)..=Key::new(ino, ItemType(u8::MAX), u64::MAX)
@@ -330,6 +353,7 @@ mod tests {
     use super::*;
     use crate::names::model::{GENERATION, OWNER, TOP, Tree, context, geometry, new_tree, time};
     use crate::names::{NewFile, Place};
+    use crate::xattrs::XattrMode;
 
     #[test]
     fn device_numbers_are_those_of_linux() {
@@ -366,6 +390,23 @@ mod tests {
             assert!(matches!(plan.set_attributes(TOP, &changes), Err(PlanError::InvalidArgument(_))), "{changes:?}");
         }
         assert_eq!(plan.set_attributes(999, &none), Err(PlanError::NotFound));
+    }
+
+    #[test]
+    fn the_rights_of_an_owner_go_where_that_is_wanted() {
+        let (tree, geometry) = (new_tree(), geometry());
+        let mut plan = Plan::new(&tree, context(&geometry));
+        let file = plan.create(Place { directory: TOP, name: b"file" }, NewFile::Regular, &OWNER).unwrap();
+        let none = AttributeChanges::default();
+        let kill = AttributeChanges { kills_set_id: true, ..none };
+        for (before, after) in [(0o6755, 0o755), (0o6745, 0o2745), (0o1777, 0o1777)] {
+            plan.set_attributes(file, &AttributeChanges { permissions: Some(before), ..none }).unwrap();
+            plan.set_xattr(file, CAPABILITIES, b"x", XattrMode::Create).unwrap();
+            let inode = plan.set_attributes(file, &kill).unwrap();
+            assert_eq!((inode.mode.get() & 0o7777, plan.xattr(file, CAPABILITIES)), (after, Ok(None)));
+        }
+        plan.set_attributes(TOP, &AttributeChanges { permissions: Some(0o6755), ..none }).unwrap();
+        assert_eq!(plan.set_attributes(TOP, &kill).unwrap().mode.get() & 0o7777, 0o6755, "not of a directory");
     }
 
     #[test]

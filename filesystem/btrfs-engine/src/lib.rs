@@ -7,7 +7,8 @@
 //! - [`file_map`], [`nocow`], [`csums`]: plans for the data of files and their checksums.
 //! - [`operations`]: names, inodes and subvolumes, as a filesystem offers them to programs.
 //! - [`data`]: the data of files, read and written.
-//! - [`plan`]: what operations on the files of a subvolume change: [`names`], [`inode`]s, [`xattrs`], [`orphans`].
+//! - [`plan`]: what operations on the files of a subvolume change: [`names`], [`inode`]s, [`xattrs`], [`acls`],
+//!   [`orphans`].
 //! - [`format`](mod@format): new filesystems.
 //!
 //! Invariants:
@@ -48,6 +49,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod acls;
 pub mod change;
 pub mod chunks;
 pub mod cow;

@@ -17,6 +17,7 @@ mod errno;
 mod read;
 mod release;
 mod rename;
+mod space;
 mod subvolumes;
 
 use sealblock_btrfs_format::items::inode::{InodeFlags, InodeItem, Timespec};
@@ -32,6 +33,8 @@ use crate::transaction::{ChangeError, Transaction};
 use crate::xattrs::XattrMode;
 
 pub use read::{DirectoryItem, Resolved, ResolvedEntry};
+pub use space::DataSpace;
+pub(crate) use space::KnownRoom;
 pub use subvolumes::{NewSnapshot, SubvolumePlace};
 
 /// An operation on the files of one subvolume.
@@ -85,6 +88,23 @@ impl Engine {
     ) -> Result<u64, EngineError> {
         let operation = Operation { root, now, directories: &[place.directory], frees_space: false };
         self.run_operation(operation, |plan| plan.create(place, file, owner)).await
+    }
+
+    /// As [`Engine::create`], where the permissions of `owner` are those that were asked for, before the umask: it, or the
+    /// default access control list of the directory, limits them.
+    ///
+    /// # Errors
+    /// Those of [`Plan::create_masked`], of the subvolume, and of the engine.
+    pub async fn create_masked(
+        &self,
+        root: u64,
+        place: Place<'_>,
+        file: NewFile<'_>,
+        (owner, umask): (&Ownership, u32),
+        now: Timespec,
+    ) -> Result<u64, EngineError> {
+        let operation = Operation { root, now, directories: &[place.directory], frees_space: false };
+        self.run_operation(operation, |plan| plan.create_masked(place, file, owner, umask)).await
     }
 
     /// Creates a regular file without a name (O_TMPFILE), which inherits from a directory. It is to be released
@@ -175,6 +195,22 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let operation = Operation { root, now, directories: &[], frees_space: false };
         self.run_operation(operation, |plan| plan.set_xattr(ino, name, value, mode)).await
+    }
+
+    /// Sets the access control list of an inode, and with it its mode.
+    ///
+    /// # Errors
+    /// Those of [`Plan::set_access_acl`], of the subvolume, and of the engine.
+    pub async fn set_access_acl(
+        &self,
+        root: u64,
+        ino: u64,
+        value: &[u8],
+        kills_set_group_id: bool,
+        now: Timespec,
+    ) -> Result<(), EngineError> {
+        let operation = Operation { root, now, directories: &[], frees_space: false };
+        self.run_operation(operation, |plan| plan.set_access_acl(ino, value, kills_set_group_id)).await
     }
 
     /// Removes an extended attribute.

@@ -215,6 +215,15 @@ impl Space {
         self.groups_of(Use::Metadata).map(|(_, group)| group.free_bytes() / self.node_bytes).sum()
     }
 
+    /// Bytes of data for which there is space, with what is free only after the commit.
+    pub fn unused_data_bytes(&self) -> u64 {
+        let unused = |group: &Group| {
+            let lost: u64 = group.superblocks.iter().map(|(_, bytes)| bytes).sum();
+            group.bytes.saturating_sub(group.used).saturating_sub(lost)
+        };
+        self.groups_of(Use::Data).map(|(_, group)| unused(group)).fold(0, u64::saturating_add)
+    }
+
     /// Bytes in use of all groups.
     pub fn used_bytes(&self) -> u64 {
         self.groups.values().map(|group| group.used).fold(0, u64::saturating_add)
@@ -313,6 +322,34 @@ impl Space {
         let free = self.groups.get_mut(&start).and_then(|group| group.free.as_mut());
         let at = free.and_then(|free| free.runs.allocate(longest, 0, 1)).ok_or(SpaceError::Full(Use::Data))?;
         Ok(at..at + longest)
+    }
+
+    /// The groups that have only data, and end behind an address.
+    pub(crate) fn data_groups_from(&self, from: u64) -> Vec<u64> {
+        let is_data = |group: &Group| group.flags.intersection(BlockGroupFlags::TYPES) == BlockGroupFlags::DATA;
+        let found = self.groups.iter().filter(|(start, group)| is_data(group) && **start + group.bytes > from);
+        found.map(|(start, _)| *start).collect()
+    }
+
+    /// Takes free runs of a group out that begin at an address or behind it, until these bytes are reached.
+    pub(crate) fn take_free_data(
+        &mut self,
+        group: u64,
+        from: u64,
+        enough_bytes: u64,
+        is_wanted: impl Fn(&Range<u64>) -> bool,
+    ) -> Vec<Range<u64>> {
+        let Some(free) = self.groups.get_mut(&group).and_then(|group| group.free.as_mut()) else { return Vec::new() };
+        let (mut taken, mut bytes) = (Vec::new(), 0);
+        for run in free.runs.iter().filter(|run| run.start >= from && is_wanted(run)) {
+            if bytes >= enough_bytes {
+                break;
+            }
+            bytes += run.end - run.start;
+            taken.push(run);
+        }
+        taken.iter().for_each(|run| free.runs.remove_free(run.clone()));
+        taken
     }
 
     /// Gives back what was allocated and never written, and has no item.

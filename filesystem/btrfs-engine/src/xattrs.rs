@@ -1,8 +1,9 @@
 //! Extended attributes: names with values, which are found by the hash of the name.
 //!
 //! Attributes of one hash share an item. An attribute, and all attributes of one hash together, fit into one item.
-//! Names are stored with their namespace (`user.`, `security.`), of which nothing here knows the meaning. The exception
-//! is `btrfs.compression`, which new files inherit from their directory.
+//! Names are stored with their namespace (`user.`, `security.`), of which nothing here knows the meaning. The exceptions
+//! are `btrfs.compression`, which is also a flag of the inode, and which new files inherit from their directory; and
+//! access control lists, which belong to the mode ([`acls`](crate::acls)).
 
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::directory::{DirEntry, FileType};
@@ -11,12 +12,15 @@ use sealblock_btrfs_format::items::inode::{InodeFlags, InodeItem};
 use sealblock_btrfs_format::key::{ItemType, Key};
 use sealblock_btrfs_format::names::{MAX_NAME_BYTES, name_hash};
 
+use crate::acls;
 use crate::inode::kind_of;
 use crate::plan::{Plan, PlanError};
 use crate::view::Items;
 
 /// The attribute with the compression of a file, or of the new files of a directory.
 pub const COMPRESSION: &[u8] = b"btrfs.compression";
+/// What its value begins with; a level may follow.
+const ALGORITHMS: [&[u8]; 3] = [b"zlib", b"lzo", b"zstd"];
 
 /// Whether an attribute that is set must be new.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,14 +98,47 @@ impl<V: Items> Plan<'_, V> {
         check_name(name)?;
         let inode = self.inode(ino)?;
         self.check_protection(ino, &inode, true)?;
+        match name {
+            acls::ACCESS => return self.set_access_acl(ino, value, false),
+            acls::DEFAULT => self.check_default_acl(ino, value)?,
+            _ => {}
+        }
         self.attempt(|plan| {
+            if name == COMPRESSION {
+                plan.set_compression(ino, value)?;
+            }
             plan.put_xattr(ino, name, value, mode)?;
             plan.mark_changed(ino)
         })
     }
 
+    /// Gives an inode the flags of a compression, before it gets the attribute. One without a value is that of the mount.
+    fn set_compression(&mut self, ino: u64, value: &[u8]) -> Result<(), PlanError> {
+        let both = InodeFlags::COMPRESS | InodeFlags::NOCOMPRESS;
+        let flags = match value {
+            b"" => InodeFlags::empty(),
+            b"no" | b"none" => InodeFlags::NOCOMPRESS,
+            _ if ALGORITHMS.iter().any(|name| value.starts_with(name)) => InodeFlags::COMPRESS,
+            _ => return Err(PlanError::InvalidArgument("not a compression")),
+        };
+        let inode = self.inode(ino)?;
+        let is_plain = inode.flags().intersects(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
+        match kind_of(&inode) {
+            FileType::Regular if is_plain && flags.contains(InodeFlags::COMPRESS) => {
+                return Err(PlanError::InvalidArgument("a file without checksums is not compressed"));
+            }
+            FileType::Regular | FileType::Directory => {}
+            _ => return Err(PlanError::InvalidArgument("only regular files and directories are compressed")),
+        }
+        self.edit_inode(ino, |inode| {
+            inode.flags = (inode.flags().difference(both) | flags).bits().into();
+            Ok(())
+        })?;
+        Ok(())
+    }
+
     /// Writes an attribute of an inode, which it does not mark as changed.
-    fn put_xattr(&mut self, ino: u64, name: &[u8], value: &[u8], mode: XattrMode) -> Result<(), PlanError> {
+    pub(crate) fn put_xattr(&mut self, ino: u64, name: &[u8], value: &[u8], mode: XattrMode) -> Result<(), PlanError> {
         let (key, most) = (key_of(ino, name), self.context.max_item_bytes());
         let entries = self.xattrs_at(key)?;
         let without = entries.and_then(|entries| entries.without(|one| one.name == name));
@@ -124,13 +161,21 @@ impl<V: Items> Plan<'_, V> {
         check_name(name)?;
         let inode = self.inode(ino)?;
         self.check_protection(ino, &inode, true)?;
+        self.attempt(|plan| {
+            plan.delete_xattr(ino, name)?;
+            if name == COMPRESSION {
+                plan.set_compression(ino, b"")?;
+            }
+            plan.mark_changed(ino)
+        })
+    }
+
+    /// Removes an attribute of an inode, which it does not mark as changed.
+    pub(crate) fn delete_xattr(&mut self, ino: u64, name: &[u8]) -> Result<(), PlanError> {
         let key = key_of(ino, name);
         let without = self.xattrs_at(key)?.and_then(|entries| entries.without(|one| one.name == name));
         let (_, rest) = without.ok_or(PlanError::NoAttribute)?;
-        self.attempt(|plan| {
-            plan.put_list(key, rest)?;
-            plan.mark_changed(ino)
-        })
+        self.put_list(key, rest)
     }
 
     /// Gives a new inode the compression that its directory has as an attribute, as Linux does: the algorithm without
@@ -147,8 +192,7 @@ impl<V: Items> Plan<'_, V> {
             return Ok(());
         }
         let value = self.xattr(parent, COMPRESSION)?.unwrap_or_default();
-        let algorithms: [&[u8]; 3] = [b"zlib", b"lzo", b"zstd"];
-        let Some(algorithm) = algorithms.into_iter().find(|name| value.starts_with(name)) else { return Ok(()) };
+        let Some(algorithm) = ALGORITHMS.into_iter().find(|name| value.starts_with(name)) else { return Ok(()) };
         inode.flags = (flags.difference(InodeFlags::NOCOMPRESS) | InodeFlags::COMPRESS).bits().into();
         self.put_xattr(ino, COMPRESSION, algorithm, XattrMode::Create)
     }
@@ -251,19 +295,18 @@ mod tests {
     fn new_files_inherit_the_compression_of_their_directory() {
         /// A value, the new file, the flags of the directory, and the value that the file gets.
         type Case = (&'static [u8], NewFile<'static>, InodeFlags, Option<&'static [u8]>);
-        let cases: [Case; 6] = [
+        let cases: [Case; 5] = [
             (b"zstd:3", NewFile::Regular, InodeFlags::empty(), Some(b"zstd")),
             (b"lzo", NewFile::Directory, InodeFlags::empty(), Some(b"lzo")),
             (b"zlib", NewFile::Symlink(b"x"), InodeFlags::empty(), None),
             (b"zlib", NewFile::Regular, InodeFlags::NODATACOW, None),
             (b"none", NewFile::Regular, InodeFlags::empty(), None),
-            (b"unknown", NewFile::Regular, InodeFlags::empty(), None),
         ];
         for (value, file, flags, expected) in cases {
             let mut tree = new_tree();
             change(&mut tree, |plan| {
-                plan.set_flags(TOP, flags)?;
                 plan.set_xattr(TOP, COMPRESSION, value, XattrMode::Set)?;
+                plan.set_flags(TOP, flags)?;
                 let ino = plan.create(Place { directory: TOP, name: b"new" }, file, &OWNER)?;
                 assert_eq!(plan.xattr(ino, COMPRESSION)?, expected);
                 let compresses = plan.inode(ino)?.flags().contains(InodeFlags::COMPRESS);
@@ -273,6 +316,35 @@ mod tests {
             .unwrap();
             check(&tree, &geometry());
         }
+    }
+
+    #[test]
+    fn the_compression_of_an_inode_is_a_flag_too() {
+        use InodeFlags as F;
+        let mut tree = new_tree();
+        change(&mut tree, |plan| {
+            let new = |plan: &mut Plan<'_, Tree>, name, file| {
+                plan.create(Place { directory: TOP, name }, file, &OWNER)
+            };
+            let file = new(plan, b"file", NewFile::Regular)?;
+            let fifo = new(plan, b"fifo", NewFile::Fifo)?;
+            for (value, flags) in [(&b"zstd:9"[..], F::COMPRESS), (b"none", F::NOCOMPRESS), (b"", F::empty())] {
+                plan.set_xattr(file, COMPRESSION, value, XattrMode::Set)?;
+                assert_eq!(plan.inode(file)?.flags(), flags);
+            }
+            plan.set_xattr(file, COMPRESSION, b"lzo", XattrMode::Replace)?;
+            plan.remove_xattr(file, COMPRESSION)?;
+            assert_eq!(plan.inode(file)?.flags(), F::empty());
+            for (ino, value) in [(file, &b"zip"[..]), (fifo, b"lzo")] {
+                let set = plan.set_xattr(ino, COMPRESSION, value, XattrMode::Set);
+                assert!(matches!(set, Err(PlanError::InvalidArgument(_))), "{set:?}");
+            }
+            plan.set_flags(file, F::NODATACOW)?;
+            let set = plan.set_xattr(file, COMPRESSION, b"lzo", XattrMode::Set);
+            assert!(matches!(set, Err(PlanError::InvalidArgument(_))), "{set:?}");
+            Ok(())
+        })
+        .unwrap();
     }
 
     #[test]

@@ -12,7 +12,12 @@ use fuser::{
     ReplyStatfs, ReplyXattr,
 };
 
+use crate::changes::OpenMode;
 use crate::interface::Seek;
+
+mod changes;
+
+pub use changes::{ChangeRequest, NewName, OwnedContent};
 
 /// A request, with its reply. Inode numbers are the filesystem's.
 #[derive(Debug)]
@@ -26,19 +31,34 @@ pub enum FsRequest {
         ino: u64,
         reply: ReplyAttr,
     },
+    /// Only a mount that can be changed asks.
+    OpenDirectory {
+        ino: u64,
+        reply: ReplyOpen,
+    },
+    ReleaseDirectory {
+        handle: u64,
+        reply: ReplyEmpty,
+    },
+    /// `handle` is that of `OpenDirectory`.
     ReadDirectory {
         ino: u64,
+        handle: u64,
         cookie: u64,
         reply: ReplyDirectory,
     },
     /// Like `ReadDirectory`, with the attributes of each entry.
     ReadDirectoryPlus {
         ino: u64,
+        handle: u64,
         cookie: u64,
         reply: ReplyDirectoryPlus,
     },
     Open {
         ino: u64,
+        mode: OpenMode,
+        /// The kernel does not use its page cache for this handle.
+        bypasses_cache: bool,
         reply: ReplyOpen,
     },
     Release {
@@ -77,6 +97,7 @@ pub enum FsRequest {
     Statistics {
         reply: ReplyStatfs,
     },
+    Change(ChangeRequest),
 }
 
 /// A request in flight.

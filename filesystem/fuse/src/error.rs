@@ -35,6 +35,20 @@ pub enum FsError {
     /// The filesystem does not implement this request; the kernel need not send it again.
     #[error("not implemented")]
     NotImplemented,
+    /// The name exists already.
+    #[error("exists already")]
+    Exists,
+    /// The filesystem knows no such command.
+    #[error("no such command")]
+    NoSuchCommand,
+    /// A change is refused with this error number of Linux.
+    #[error("{why}")]
+    Refused {
+        /// The number, as in `errno`.
+        errno: i32,
+        /// The reason.
+        why: String,
+    },
     /// Stored data are damaged, or their devices cannot be read; the text says what is damaged and where.
     #[error("{0}")]
     Damaged(String),
@@ -54,6 +68,11 @@ impl FsError {
             FsError::TooManyOpen => Errno::ENFILE,
             FsError::TooLarge => Errno::E2BIG,
             FsError::NotImplemented => Errno::ENOSYS,
+            FsError::Exists => Errno::EEXIST,
+            FsError::NoSuchCommand => Errno::ENOTTY,
+            // The kernel rejects a reply with any other number, and the program would wait forever.
+            FsError::Refused { errno: errno @ 1..=511, .. } => Errno::from_i32(*errno),
+            FsError::Refused { .. } => Errno::EIO,
             FsError::Damaged(_) => Errno::EIO,
         }
     }
@@ -64,6 +83,14 @@ impl FsError {
             tracing::warn!(ino, operation, %what, "damage");
         }
         self.errno()
+    }
+
+    /// The same for requests that the kernel would never send again after ENOSYS, but take to have succeeded.
+    pub(crate) fn report_change(&self, operation: &str, ino: u64) -> Errno {
+        match self {
+            FsError::NotImplemented => Errno::EOPNOTSUPP,
+            _ => self.report(operation, ino),
+        }
     }
 }
 

@@ -1,32 +1,91 @@
 //! The filesystem's side: answers requests on its core, concurrently and in any order.
 
 use std::ffi::OsStr;
+use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use fuser::{
-    Errno, FileHandle, FopenFlags, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyXattr,
+    Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry,
+    ReplyXattr,
 };
 
 use crate::attributes::{check_ino, entry, file_attr, file_type, no_entry, unknown};
-use crate::call::{Call, FsRequest};
+use crate::call::FsRequest;
 use crate::error::FsError;
 use crate::interface::{DirectoryEntry, Kind, MAX_COOKIE, MAX_NAME_BYTES, MAX_XATTR_BYTES, ReadFs, Seek, Statistics};
+use crate::kernel::{DIRECTORY_FLAGS, Forget};
+use crate::known::Known;
 
-/// How long the kernel may cache replies. Nothing changes, so this only has to be longer than any mount lasts.
+mod changes;
+mod writable;
+
+pub use writable::Writable;
+
+/// How long the kernel may cache replies. Nothing changes unless the kernel asks for it or is told, so this only has to
+/// be longer than any mount lasts.
 const CACHE_TIMEOUT: Duration = Duration::from_secs(365 * 86400);
 /// The generation of all inodes: no inode number is ever reused.
 const GENERATION: Generation = Generation(0);
+/// A file whose content the kernel keeps in its page cache, also from one opening to the next.
+const CACHED_FLAGS: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_NOFLUSH);
 /// The number of entries that are read before their attributes are read.
 const ENTRY_BATCH: usize = 64;
 
-/// Answers one call.
-pub async fn answer<F: ReadFs>(fs: &F, call: Call) {
-    let Call { request, permit } = call;
+/// A filesystem as a session serves it, on its core.
+pub trait Served {
+    /// How long requests in flight are awaited when serving ends; without a time they are dropped.
+    fn patience(&self) -> Option<Duration>;
+
+    /// Answers a request.
+    fn answer(&self, request: FsRequest) -> impl Future<Output = ()>;
+
+    /// The kernel forgets.
+    fn forget(&self, forget: Forget);
+
+    /// The kernel is gone, and has forgotten everything.
+    fn forget_all(&self);
+
+    /// An inode that the kernel has forgotten; the filesystem is told so in the future.
+    fn next_forgotten(&self) -> Option<impl Future<Output = ()>>;
+}
+
+/// A filesystem that is only read. It need not know what the kernel forgets.
+pub struct ReadOnly<'a, F>(pub &'a F);
+
+impl<F: ReadFs> Served for ReadOnly<'_, F> {
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
+
+    async fn answer(&self, request: FsRequest) {
+        match request {
+            FsRequest::OpenDirectory { reply, .. } => reply.opened(FileHandle(0), DIRECTORY_FLAGS),
+            FsRequest::ReleaseDirectory { reply, .. } => reply.ok(),
+            FsRequest::Open { mode, reply, .. } if mode.writes || mode.truncates => reply.error(Errno::EROFS),
+            FsRequest::Change(request) => request.refuse(Errno::EROFS),
+            other => answer_reading(self.0, None, MAX_COOKIE, other).await,
+        }
+    }
+
+    fn forget(&self, _forget: Forget) {}
+
+    fn forget_all(&self) {}
+
+    fn next_forgotten(&self) -> Option<impl Future<Output = ()>> {
+        None::<std::future::Ready<()>>
+    }
+}
+
+/// Answers what changes nothing. `known` counts the inodes that the kernel gets to know. Of a directory, only entries up
+/// to the cookie `end` are returned.
+async fn answer_reading<F: ReadFs>(fs: &F, known: Option<&Known>, end: u64, request: FsRequest) {
     match request {
-        FsRequest::Lookup { parent, name, reply } => lookup(fs, parent, &name, reply).await,
-        FsRequest::ReadDirectory { ino, cookie, reply } => read_directory(fs, ino, cookie, reply).await,
-        FsRequest::ReadDirectoryPlus { ino, cookie, reply } => read_directory_plus(fs, ino, cookie, reply).await,
+        FsRequest::Lookup { parent, name, reply } => lookup(fs, known, (parent, &name), reply).await,
+        FsRequest::ReadDirectory { ino, cookie, reply, .. } => read_directory(fs, ino, cookie..=end, reply).await,
+        FsRequest::ReadDirectoryPlus { ino, cookie, reply, .. } => {
+            read_directory_plus(fs, known, ino, cookie..=end, reply).await;
+        }
         FsRequest::Xattr { ino, name, size_bytes, reply } => {
             let value = fs.xattr(ino, &name).await;
             answer_xattr(value, size_bytes, ("an attribute", ino), reply);
@@ -37,7 +96,6 @@ pub async fn answer<F: ReadFs>(fs: &F, call: Call) {
         }
         other => answer_plain(fs, other).await,
     }
-    drop(permit);
 }
 
 /// Requests whose reply is the filesystem's result.
@@ -47,11 +105,9 @@ async fn answer_plain<F: ReadFs>(fs: &F, request: FsRequest) {
             Ok(attributes) => reply.attr(&CACHE_TIMEOUT, &file_attr(&attributes)),
             Err(error) => reply.error(error.report("attributes", ino)),
         },
-        FsRequest::Open { ino, reply } => match fs.open(ino).await {
-            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH),
-            // The kernel would take ENOSYS to mean that files need not be opened.
-            Err(FsError::NotImplemented) => reply.error(Errno::EOPNOTSUPP),
-            Err(error) => reply.error(error.report("open", ino)),
+        FsRequest::Open { ino, reply, .. } => match fs.open(ino).await {
+            Ok(handle) => reply.opened(FileHandle(handle), CACHED_FLAGS),
+            Err(error) => reply.error(error.report_change("open", ino)),
         },
         FsRequest::Release { ino, handle, reply } => {
             fs.release(ino, handle).await;
@@ -79,25 +135,35 @@ async fn answer_plain<F: ReadFs>(fs: &F, request: FsRequest) {
             }
             Err(error) => reply.error(error.report("statistics", fs.root())),
         },
-        // The caller answers these.
+        // The callers answer these.
         FsRequest::Lookup { .. }
+        | FsRequest::OpenDirectory { .. }
+        | FsRequest::ReleaseDirectory { .. }
         | FsRequest::ReadDirectory { .. }
         | FsRequest::ReadDirectoryPlus { .. }
         | FsRequest::Xattr { .. }
-        | FsRequest::Xattrs { .. } => {}
+        | FsRequest::Xattrs { .. }
+        | FsRequest::Change(_) => {}
     }
 }
 
-async fn lookup<F: ReadFs>(fs: &F, parent: u64, name: &[u8], reply: ReplyEntry) {
+async fn lookup<F: ReadFs>(fs: &F, known: Option<&Known>, (parent, name): (u64, &[u8]), reply: ReplyEntry) {
     if name.len() > MAX_NAME_BYTES {
         return reply.error(Errno::ENAMETOOLONG);
     }
     match fs.lookup(parent, name).await.and_then(|attributes| entry(&attributes, fs.root())) {
-        Ok(attr) => reply.entry(&CACHE_TIMEOUT, &attr, GENERATION),
+        Ok(attr) => answer_entry(known, &attr, reply),
         // The kernel caches this reply as well.
         Err(FsError::NotFound) => reply.entry(&CACHE_TIMEOUT, &no_entry(), GENERATION),
         Err(error) => reply.error(error.report("lookup", parent)),
     }
+}
+
+/// Makes an inode known to the kernel. If the reply cannot be sent, the kernel is gone, and has forgotten everything.
+fn answer_entry(known: Option<&Known>, attr: &FileAttr, reply: ReplyEntry) {
+    // The kernel can forget it as soon as it has the reply, but that is handled on this core, so not before this returns.
+    known.inspect(|known| known.add(attr.ino.0));
+    reply.entry(&CACHE_TIMEOUT, attr, GENERATION);
 }
 
 async fn seek<F: ReadFs>(fs: &F, ino: u64, offset: u64, what: Seek) -> Result<i64, FsError> {
@@ -105,27 +171,33 @@ async fn seek<F: ReadFs>(fs: &F, ino: u64, offset: u64, what: Seek) -> Result<i6
     i64::try_from(found).map_err(|_| FsError::TooLarge)
 }
 
-async fn read_directory<F: ReadFs>(fs: &F, ino: u64, cookie: u64, mut reply: ReplyDirectory) {
+async fn read_directory<F: ReadFs>(fs: &F, ino: u64, range: RangeInclusive<u64>, mut reply: ReplyDirectory) {
     let mut count = 0_usize;
-    let read = checked_entries(fs, ino, cookie, |one| {
+    let read = checked_entries(fs, ino, range, |one| {
         let is_full = reply.add(INodeNo(one.ino), one.next_cookie, file_type(one.kind), OsStr::from_bytes(one.name));
         count += usize::from(!is_full);
         !is_full
     });
     // Entries before the damage are returned; the next call begins at the damage.
     match read.await {
-        Err(error) if count == 0 => reply.error(error.report("read directory", ino)),
+        Err(error) if count == 0 => reply.error(error.report_change("read directory", ino)),
         _ => reply.ok(),
     }
 }
 
 /// Reads entries with attributes. An inode whose attributes are damaged is also listed, with attributes that the kernel
 /// does not cache; so the kernel requests them and gets the error.
-async fn read_directory_plus<F: ReadFs>(fs: &F, ino: u64, mut cookie: u64, mut reply: ReplyDirectoryPlus) {
-    let mut is_first = true;
-    loop {
+async fn read_directory_plus<F: ReadFs>(
+    fs: &F,
+    known: Option<&Known>,
+    ino: u64,
+    range: RangeInclusive<u64>,
+    mut reply: ReplyDirectoryPlus,
+) {
+    let (mut cookie, mut handed_out, mut is_first) = (*range.start(), Vec::new(), true);
+    'full: loop {
         let mut batch: Vec<(u64, Kind, Vec<u8>, u64)> = Vec::with_capacity(ENTRY_BATCH);
-        let read = checked_entries(fs, ino, cookie, |one| {
+        let read = checked_entries(fs, ino, cookie..=*range.end(), |one| {
             let has_room = batch.len() < ENTRY_BATCH;
             if has_room {
                 batch.push((one.ino, one.kind, one.name.to_vec(), one.next_cookie));
@@ -133,37 +205,46 @@ async fn read_directory_plus<F: ReadFs>(fs: &F, ino: u64, mut cookie: u64, mut r
             has_room
         });
         match read.await {
-            Err(error) if batch.is_empty() && is_first => return reply.error(error.report("read directory", ino)),
-            _ if batch.is_empty() => return reply.ok(),
+            Err(error) if batch.is_empty() && is_first => {
+                return reply.error(error.report_change("read directory", ino));
+            }
+            _ if batch.is_empty() => break,
             _ => is_first = false,
         }
         for (ino, kind, name, next_cookie) in batch {
-            let known = fs.attributes(ino).await.ok().filter(|known| known.ino == ino);
-            let (kept, attr) = match known {
+            let attributes = fs.attributes(ino).await.ok().filter(|found| found.ino == ino);
+            let (kept, attr) = match attributes {
                 Some(attributes) => (CACHE_TIMEOUT, file_attr(&attributes)),
                 None => (Duration::ZERO, unknown(ino, kind)),
             };
             if reply.add(INodeNo(ino), next_cookie, OsStr::from_bytes(&name), &kept, &attr, GENERATION) {
-                return reply.ok();
+                break 'full;
             }
+            // The kernel ignores the inodes of these two.
+            handed_out.extend((!matches!(&name[..], b"." | b"..")).then_some(ino));
             cookie = next_cookie;
         }
     }
+    known.inspect(|known| handed_out.into_iter().for_each(|ino| known.add(ino)));
+    reply.ok();
 }
 
-/// Reads entries, and stops at the first invalid one.
+/// Reads entries from the first cookie to the last, and stops at the first invalid one.
 async fn checked_entries<F: ReadFs>(
     fs: &F,
     ino: u64,
-    cookie: u64,
+    range: RangeInclusive<u64>,
     mut take: impl FnMut(DirectoryEntry<'_>) -> bool,
 ) -> Result<(), FsError> {
     let mut wrong = Ok(());
     let mut add = |one: DirectoryEntry<'_>| {
+        if one.next_cookie > *range.end() && one.next_cookie <= MAX_COOKIE {
+            return false;
+        }
         wrong = check_entry(&one, fs.root());
         wrong.is_ok() && take(one)
     };
-    let read = fs.read_directory(ino, cookie, &mut add).await;
+    let read = fs.read_directory(ino, *range.start(), &mut add).await;
     read.and(wrong)
 }
 

@@ -1,6 +1,6 @@
-//! The kernel's side: its requests, received on separate threads, become calls; changes are refused.
+//! The kernel's side: its requests, received on separate threads, become calls.
 //!
-//! The mount is read-only, so the kernel refuses changes itself. Changes that arrive nevertheless are refused with the
+//! If the mount is read-only, the kernel refuses changes itself. Changes that arrive nevertheless are refused with the
 //! same error.
 
 use std::ffi::OsStr;
@@ -11,21 +11,36 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use fuser::{
-    AccessFlags, BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig, LockOwner,
-    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags,
+    IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use sealblock_runtime_reactor::Mailbox;
 
 use crate::attributes::ino_of;
-use crate::call::{Call, FsRequest, Permits};
+use crate::call::{Call, ChangeRequest, FsRequest, NewName, OwnedContent, Permits};
+use crate::changes::{CopyRange, MAX_IOCTL_BYTES, MAX_WRITE_BYTES, OpenMode, Write};
 use crate::interface::{MAX_READ_BYTES, Seek};
 
-/// The number of readahead and asynchronous read requests that the kernel sends before it waits for replies.
+mod changes;
+
+/// The number of readahead and asynchronous requests that the kernel sends before it waits for replies.
 const MAX_BACKGROUND: u16 = 64;
 /// Values of lseek(2).
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
+/// The kernel keeps a directory's entries until the directory changes, and does not read them again when it is opened.
+pub const DIRECTORY_FLAGS: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_CACHE_DIR);
+
+/// So many lookups of an inode are forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forget {
+    /// The filesystem's number.
+    pub ino: u64,
+    /// How many.
+    pub lookups: u64,
+}
 
 /// Receives the kernel's requests.
 pub struct KernelSide {
@@ -35,6 +50,22 @@ pub struct KernelSide {
     pub calls: Arc<Mailbox<Call>>,
     /// Permits for calls.
     pub permits: Arc<Permits>,
+    /// What the kernel forgets. It needs no permit: the kernel forgets an inode only once, and only an answer makes it
+    /// known again, so never more wait here than there were inodes known.
+    pub forgets: Arc<Mailbox<Forget>>,
+    /// What a mount that can be changed has agreed upon; `None` for a read-only one.
+    pub writes: Option<Agreed>,
+}
+
+/// How a mount that can be changed works.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Agreed {
+    /// The kernel collects writes in its page cache.
+    pub writeback_cache: bool,
+    /// Files opened with O_DIRECT may bypass the page cache; set while the kernel is asked.
+    pub direct: bool,
+    /// The filesystem removes the set-user-ID and set-group-ID bits; set while the kernel is asked.
+    pub kills_set_id: bool,
 }
 
 impl KernelSide {
@@ -45,8 +76,55 @@ impl KernelSide {
         }
     }
 
+    /// Sends a request for a change, or refuses it if the mount is read-only.
+    fn change(&self, request: ChangeRequest) {
+        match self.writes {
+            Some(_) => self.ask(FsRequest::Change(request)),
+            None => request.refuse(Errno::EROFS),
+        }
+    }
+
     fn ino(&self, node: INodeNo) -> u64 {
         ino_of(node, self.root)
+    }
+
+    /// True if the filesystem must remove set-user-ID and set-group-ID bits when this caller changes content.
+    ///
+    /// The kernel says so only for writes, and what it says of others does not reach us. It means callers without
+    /// CAP_FSETID, which are nearly always those that are not root.
+    fn kills_set_id(&self, request: &Request) -> bool {
+        self.writes.is_some_and(|agreed| agreed.kills_set_id) && request.uid() != 0
+    }
+
+    /// True if the kernel does not use its page cache for a file opened like this.
+    fn bypasses_cache(&self, mode: OpenMode) -> bool {
+        mode.is_direct && self.writes.is_some_and(|agreed| agreed.direct)
+    }
+
+    fn name(&self, parent: INodeNo, name: &OsStr) -> (u64, Vec<u8>) {
+        (self.ino(parent), name.as_bytes().to_vec())
+    }
+
+    fn new_name(&self, request: &Request, parent: INodeNo, name: &OsStr, (mode, umask): (u32, u32)) -> NewName {
+        let (parent, name) = self.name(parent, name);
+        // Only the lowest 12 bits count in both.
+        let [mode, umask] = [mode, umask].map(|bits| (bits & 0o7777) as u16);
+        NewName { parent, name, mode, umask, caller: changes::caller(request) }
+    }
+
+    /// What a mount needs for changes, as far as this kernel has it.
+    fn agree_on_changes(&mut self, config: &mut KernelConfig) {
+        let Some(agreed) = &mut self.writes else { return };
+        if agreed.writeback_cache {
+            agreed.writeback_cache = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE).is_ok();
+        }
+        agreed.kills_set_id = config.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2).is_ok();
+        // Without it, what bypasses the page cache would not see what other programs wrote into it.
+        agreed.direct = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP).is_ok();
+        for wanted in [InitFlags::FUSE_DONT_MASK, InitFlags::FUSE_ATOMIC_O_TRUNC] {
+            let _ = config.add_capabilities(wanted);
+        }
+        tracing::debug!(?agreed, "changes");
     }
 }
 
@@ -63,8 +141,9 @@ impl Filesystem for KernelSide {
         ] {
             let _ = config.add_capabilities(wanted);
         }
+        self.agree_on_changes(config);
         // The kernel uses the nearest supported value of both; the number of pages of a read follows from them.
-        let _ = config.set_max_write(MAX_READ_BYTES);
+        let _ = config.set_max_write(MAX_READ_BYTES.max(MAX_WRITE_BYTES));
         if let Err(most) = config.set_max_readahead(MAX_READ_BYTES) {
             let _ = config.set_max_readahead(most);
         }
@@ -84,11 +163,19 @@ impl Filesystem for KernelSide {
         self.ask(FsRequest::ReadLink { ino: self.ino(ino), reply });
     }
 
-    fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        if flags.acc_mode() != OpenAccMode::O_RDONLY {
+    fn forget(&self, _request: &Request, ino: INodeNo, lookups: u64) {
+        if self.writes.is_some() {
+            let _closed = self.forgets.push(Forget { ino: self.ino(ino), lookups });
+        }
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if self.writes.is_none() && flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
-        self.ask(FsRequest::Open { ino: self.ino(ino), reply });
+        let mode = changes::open_mode(flags, self.kills_set_id(request));
+        let bypasses_cache = self.bypasses_cache(mode);
+        self.ask(FsRequest::Open { ino: self.ino(ino), mode, bypasses_cache, reply });
     }
 
     fn read(
@@ -127,27 +214,33 @@ impl Filesystem for KernelSide {
         reply.error(Errno::ENOSYS);
     }
 
-    fn opendir(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR);
+    fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.writes {
+            Some(_) => self.ask(FsRequest::OpenDirectory { ino: self.ino(ino), reply }),
+            None => reply.opened(FileHandle(0), DIRECTORY_FLAGS),
+        }
     }
 
-    fn readdir(&self, _request: &Request, ino: INodeNo, _handle: FileHandle, cookie: u64, reply: ReplyDirectory) {
-        self.ask(FsRequest::ReadDirectory { ino: self.ino(ino), cookie, reply });
+    fn readdir(&self, _request: &Request, ino: INodeNo, handle: FileHandle, cookie: u64, reply: ReplyDirectory) {
+        self.ask(FsRequest::ReadDirectory { ino: self.ino(ino), handle: handle.0, cookie, reply });
     }
 
     fn readdirplus(
         &self,
         _request: &Request,
         ino: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         cookie: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        self.ask(FsRequest::ReadDirectoryPlus { ino: self.ino(ino), cookie, reply });
+        self.ask(FsRequest::ReadDirectoryPlus { ino: self.ino(ino), handle: handle.0, cookie, reply });
     }
 
-    fn releasedir(&self, _request: &Request, _ino: INodeNo, _handle: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        reply.ok();
+    fn releasedir(&self, _request: &Request, _ino: INodeNo, handle: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        match self.writes {
+            Some(_) => self.ask(FsRequest::ReleaseDirectory { handle: handle.0, reply }),
+            None => reply.ok(),
+        }
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -189,15 +282,15 @@ impl Filesystem for KernelSide {
 
     fn setattr(
         &self,
-        _request: &Request,
-        _ino: INodeNo,
-        _mode: Option<u32>,
-        _uid: Option<u32>,
-        _gid: Option<u32>,
-        _size: Option<u64>,
-        _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size_bytes: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        ctime: Option<SystemTime>,
         _handle: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
@@ -205,101 +298,191 @@ impl Filesystem for KernelSide {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        reply.error(Errno::EROFS);
+        let kills_set_id = self.writes.is_some_and(|agreed| agreed.kills_set_id) && (uid.is_some() || gid.is_some())
+            || size_bytes.is_some() && self.kills_set_id(request);
+        let times = (atime, mtime, ctime);
+        let changes = changes::changes((mode, uid, gid, size_bytes), times, kills_set_id);
+        self.change(ChangeRequest::SetAttributes { ino: self.ino(ino), changes, reply });
     }
 
-    fn mknod(&self, _r: &Request, _p: INodeNo, _name: &OsStr, _m: u32, _u: u32, _dev: u32, reply: ReplyEntry) {
-        reply.error(Errno::EROFS);
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        device: u32,
+        reply: ReplyEntry,
+    ) {
+        let Some(kind) = changes::kind_of_node(mode) else { return reply.error(Errno::EINVAL) };
+        let new = self.new_name(request, parent, name, (mode, umask));
+        self.change(ChangeRequest::Make { new, content: OwnedContent::Node(kind, device), reply });
     }
 
-    fn mkdir(&self, _r: &Request, _parent: INodeNo, _name: &OsStr, _mode: u32, _umask: u32, reply: ReplyEntry) {
-        reply.error(Errno::EROFS);
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let new = self.new_name(request, parent, name, (mode, umask));
+        self.change(ChangeRequest::Make { new, content: OwnedContent::Directory, reply });
     }
 
-    fn unlink(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(Errno::EROFS);
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let target = target.as_os_str().as_bytes().to_vec();
+        let new = self.new_name(request, parent, name, (0o777, 0));
+        self.change(ChangeRequest::Make { new, content: OwnedContent::Symlink(target), reply });
     }
 
-    fn rmdir(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(Errno::EROFS);
+    fn link(&self, _request: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let (parent, name) = self.name(parent, name);
+        self.change(ChangeRequest::Link { ino: self.ino(ino), parent, name, reply });
     }
 
-    fn symlink(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, _target: &Path, reply: ReplyEntry) {
-        reply.error(Errno::EROFS);
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (parent, name) = self.name(parent, name);
+        self.change(ChangeRequest::Unlink { parent, name, reply });
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (parent, name) = self.name(parent, name);
+        self.change(ChangeRequest::Rmdir { parent, name, reply });
     }
 
     fn rename(
         &self,
         _request: &Request,
-        _parent: INodeNo,
-        _name: &OsStr,
-        _new_parent: INodeNo,
-        _new_name: &OsStr,
-        _flags: RenameFlags,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        reply.error(Errno::EROFS);
+        let Some(mode) = changes::rename_mode(flags) else { return reply.error(Errno::EINVAL) };
+        let (from, to) = (self.name(parent, name), self.name(new_parent, new_name));
+        self.change(ChangeRequest::Rename { from, to, mode, reply });
     }
 
-    fn link(&self, _request: &Request, _ino: INodeNo, _parent: INodeNo, _name: &OsStr, reply: ReplyEntry) {
-        reply.error(Errno::EROFS);
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let new = self.new_name(request, parent, name, (mode, umask));
+        let mode = changes::open_mode(OpenFlags(flags), self.kills_set_id(request));
+        self.change(ChangeRequest::Create { new, mode, bypasses_cache: self.bypasses_cache(mode), reply });
     }
 
     fn write(
         &self,
         _request: &Request,
-        _ino: INodeNo,
-        _handle: FileHandle,
-        _offset: u64,
-        _data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        flags: OpenFlags,
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        reply.error(Errno::EROFS);
+        // The kernel was configured not to send more.
+        if data.len() > MAX_WRITE_BYTES as usize {
+            return reply.error(Errno::EINVAL);
+        }
+        let durability = changes::durability(flags);
+        let kills_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        let (ino, handle, data) = (self.ino(ino), handle.0, data.to_vec());
+        let write = Write { ino, handle, offset, data, durability, kills_set_id };
+        self.change(ChangeRequest::Write { write, reply });
     }
 
-    fn setxattr(
-        &self,
-        _request: &Request,
-        _ino: INodeNo,
-        _name: &OsStr,
-        _value: &[u8],
-        _flags: i32,
-        _position: u32,
-        reply: ReplyEmpty,
-    ) {
-        reply.error(Errno::EROFS);
+    fn fsync(&self, _request: &Request, ino: INodeNo, _handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
+        self.change(ChangeRequest::Sync { ino: self.ino(ino), data_only, reply });
     }
 
-    fn removexattr(&self, _request: &Request, _ino: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(Errno::EROFS);
-    }
-
-    fn create(
-        &self,
-        _request: &Request,
-        _parent: INodeNo,
-        _name: &OsStr,
-        _mode: u32,
-        _umask: u32,
-        _flags: i32,
-        reply: ReplyCreate,
-    ) {
-        reply.error(Errno::EROFS);
+    fn fsyncdir(&self, _request: &Request, ino: INodeNo, _handle: FileHandle, _data_only: bool, reply: ReplyEmpty) {
+        self.change(ChangeRequest::SyncDirectory { ino: self.ino(ino), reply });
     }
 
     fn fallocate(
         &self,
-        _request: &Request,
-        _ino: INodeNo,
+        request: &Request,
+        ino: INodeNo,
         _handle: FileHandle,
-        _offset: u64,
-        _length: u64,
-        _mode: i32,
+        offset: u64,
+        length: u64,
+        mode: i32,
         reply: ReplyEmpty,
     ) {
-        reply.error(Errno::EROFS);
+        let Some((what, keeps_size)) = changes::allocation(mode) else { return reply.error(Errno::EOPNOTSUPP) };
+        let (ino, range, kills_set_id) = (self.ino(ino), (offset, length), self.kills_set_id(request));
+        self.change(ChangeRequest::Allocate { ino, what, range, keeps_size, kills_set_id, reply });
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        from: INodeNo,
+        from_handle: FileHandle,
+        from_offset: u64,
+        to: INodeNo,
+        to_handle: FileHandle,
+        to_offset: u64,
+        bytes: u64,
+        flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        if !flags.is_empty() {
+            return reply.error(Errno::EINVAL);
+        }
+        let (from, to) = ((self.ino(from), from_handle.0, from_offset), (self.ino(to), to_handle.0, to_offset));
+        // More could not be expressed in the answer.
+        let copy = CopyRange { from, to, bytes: bytes.min(changes::MAX_COPY_BYTES) };
+        self.change(ChangeRequest::CopyRange { copy, kills_set_id: self.kills_set_id(request), reply });
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let Some(mode) = changes::xattr_mode(flags) else { return reply.error(Errno::EINVAL) };
+        let groups = if self.writes.is_some() { changes::groups_for_xattr(request, name) } else { None };
+        let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
+        self.change(ChangeRequest::SetXattr { ino: self.ino(ino), name, value, mode, groups, reply });
+    }
+
+    fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.change(ChangeRequest::RemoveXattr { ino: self.ino(ino), name: name.as_bytes().to_vec(), reply });
+    }
+
+    fn ioctl(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        flags: IoctlFlags,
+        command: u32,
+        argument: &[u8],
+        answer_bytes: u32,
+        reply: ReplyIoctl,
+    ) {
+        let is_restricted = !flags.intersects(IoctlFlags::FUSE_IOCTL_UNRESTRICTED | IoctlFlags::FUSE_IOCTL_RETRY);
+        // An argument of 32-bit programs may have another layout, which is not known here.
+        let is_native = !flags.intersects(IoctlFlags::FUSE_IOCTL_COMPAT | IoctlFlags::FUSE_IOCTL_COMPAT_X32);
+        let fits = argument.len() <= MAX_IOCTL_BYTES as usize && answer_bytes <= MAX_IOCTL_BYTES;
+        if self.writes.is_none() || !is_restricted || !is_native || !fits {
+            return reply.error(Errno::ENOTTY);
+        }
+        let (caller, ino, argument) = (changes::caller(request), self.ino(ino), argument.to_vec());
+        self.change(ChangeRequest::Ioctl { caller, ino, command, argument, answer_bytes, reply });
     }
 }

@@ -39,19 +39,29 @@
 
 mod attributes;
 mod call;
+mod changes;
 mod error;
 mod home;
 mod interface;
 mod kernel;
+mod known;
+mod mounted;
 mod mounts;
+mod notices;
 mod session;
+mod work;
 
+pub use changes::{
+    Allocate, Caller, Changes, Content, CopyRange, MAX_IOCTL_BYTES, MAX_WRITE_BYTES, NewInode, NewTime, OpenMode,
+    Opened, RenameMode, Write, WriteDurability, WriteFs, XattrMode,
+};
 pub use error::{FsError, MountError};
 pub use interface::{
     Attributes, DirectoryEntry, Kind, MAX_COOKIE, MAX_NAME_BYTES, MAX_READ_BYTES, MAX_XATTR_BYTES, ReadFs, Seek,
     Statistics, Time,
 };
-pub use session::{DEFAULT_CALLS, Ended, MAX_CALLS, Options, Session};
+pub use notices::Notifier;
+pub use session::{DEFAULT_CALLS, Ended, MAX_CALLS, Options, Session, WriteOptions};
 
 #[cfg(test)]
 mod tests {

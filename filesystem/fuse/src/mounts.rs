@@ -18,8 +18,27 @@ use rustix::process::{getgid, getuid};
 
 /// The kernel's type name of our mounts; the kernel derives it from `fuse`.
 const TYPE: &str = "fuse.sealblock";
-/// The flags of a read-only mount, without devices and set-user-ID programs.
-const FLAGS: [MountFlags; 4] = [MountFlags::RDONLY, MountFlags::NODEV, MountFlags::NOSUID, MountFlags::NOATIME];
+
+/// How the kernel uses a mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// Changes.
+    pub writes: bool,
+    /// Programs run with the rights of their owners, if they have the set-user-ID bit.
+    pub set_id: bool,
+    /// Device nodes can be opened.
+    pub devices: bool,
+}
+
+impl Allowed {
+    /// The flags that forbid everything else. The filesystem keeps the time of the last access, not the kernel.
+    fn flags(self) -> MountFlags {
+        let forbidden =
+            [(self.writes, MountFlags::RDONLY), (self.set_id, MountFlags::NOSUID), (self.devices, MountFlags::NODEV)];
+        let flags = forbidden.into_iter().filter(|(is_allowed, _)| !is_allowed).map(|(_, flag)| flag);
+        flags.fold(MountFlags::NOATIME, MountFlags::union)
+    }
+}
 
 /// An entry of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,14 +53,13 @@ pub struct MountEntry {
 ///
 /// # Errors
 /// If the kernel refuses; `PermissionDenied` if the user may not mount.
-pub fn mount(point: &Path, source: &str, options: &str) -> io::Result<OwnedFd> {
+pub fn mount(point: &Path, source: &str, allowed: Allowed, options: &str) -> io::Result<OwnedFd> {
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
     let (number, mode) = (device.as_raw_fd(), fs::metadata(point)?.mode());
     let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
     let options = format!("fd={number},rootmode={mode:o},user_id={uid},group_id={gid},{options}");
     let options = CString::new(options).map_err(io::Error::other)?;
-    let flags = FLAGS.into_iter().fold(MountFlags::empty(), MountFlags::union);
-    rustix::mount::mount(source, point, TYPE, flags, &*options)?;
+    rustix::mount::mount(source, point, TYPE, allowed.flags(), &*options)?;
     Ok(device.into())
 }
 
@@ -60,6 +78,12 @@ pub fn mount_on(point: &Path) -> Option<MountEntry> {
 /// Sets the kernel's readahead. Only root may exceed the default of 128 KiB.
 pub fn set_readahead(mount: &MountEntry, kibibytes: u32) -> io::Result<()> {
     fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", mount.device), kibibytes.to_string())
+}
+
+/// Sets which part of the memory that all filesystems may fill with unwritten pages this one may fill, in percent. The
+/// kernel gives FUSE one percent, a few MiB on a small machine, and then lets programs wait. Only root may change it.
+pub fn set_writeback_share(mount: &MountEntry, percent: u32) -> io::Result<()> {
+    fs::write(format!("/sys/class/bdi/{}/max_ratio", mount.device), percent.to_string())
 }
 
 /// Finds a directory in a table in the format of proc_pid_mountinfo(5): number, parent, device, root, directory, and
@@ -124,6 +148,15 @@ mod tests {
             assert_eq!(find(TABLE, absent), None, "{}", absent.escape_ascii());
         }
         assert_eq!(find(b"", b"/"), None);
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_forbidden() {
+        let (none, all) = (Allowed::default(), Allowed { writes: true, set_id: true, devices: true });
+        let strict = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME;
+        assert_eq!((none.flags(), all.flags()), (strict, MountFlags::NOATIME));
+        let writable = Allowed { writes: true, ..none };
+        assert_eq!(writable.flags(), MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME);
     }
 
     #[test]

@@ -10,24 +10,26 @@
 //! serving continues until it is uncovered and unmounted.
 
 use std::io::ErrorKind;
-use std::panic::AssertUnwindSafe;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use fuser::{Config, MountOption, SessionACL, SessionUnmounter};
-use futures_util::FutureExt;
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use sealblock_runtime_reactor::Mailbox;
 
 use crate::call::{Call, Permits};
+use crate::changes::WriteFs;
 use crate::error::MountError;
-use crate::home::answer;
+use crate::home::{ReadOnly, Served, Writable};
 use crate::interface::{MAX_READ_BYTES, ReadFs};
-use crate::kernel::KernelSide;
-use crate::mounts::{self, MountEntry, mount_on, set_readahead};
+use crate::kernel::{Agreed, Forget, KernelSide};
+use crate::mounted::{Mounted, Stop};
+use crate::mounts::{self, Allowed, set_readahead, set_writeback_share};
+use crate::notices::Notifier;
+use crate::work::Work;
 
 /// The default maximum number of calls in flight. It limits the data in memory to 64 MiB.
 pub const DEFAULT_CALLS: usize = 64;
@@ -35,6 +37,8 @@ pub const DEFAULT_CALLS: usize = 64;
 pub const MAX_CALLS: usize = 4096;
 /// Threads that receive requests; they only pass them on.
 const THREADS: usize = 2;
+/// Which part of the memory for unwritten pages one mount may fill, in percent.
+const WRITEBACK_SHARE: u32 = 50;
 
 /// Options of a mount.
 #[derive(Clone, Debug)]
@@ -46,6 +50,22 @@ pub struct Options {
     pub allow_other: bool,
     /// The maximum number of calls in flight, from 1 to [`MAX_CALLS`]; other values are clamped.
     pub calls: usize,
+    /// How the mount can be changed; `None` for a read-only mount.
+    pub write: Option<WriteOptions>,
+}
+
+/// Options of a mount that can be changed.
+#[derive(Clone, Debug)]
+pub struct WriteOptions {
+    /// The kernel collects writes in its page cache, and sends them later and in larger pieces. Without it, each write
+    /// of a program reaches the filesystem before it returns. Only for root.
+    pub writeback_cache: bool,
+    /// Programs with the set-user-ID bit run with the rights of their owner. Only for root.
+    pub allow_set_id: bool,
+    /// Device nodes can be opened. Only for root.
+    pub allow_devices: bool,
+    /// How long a stop waits until what programs wrote has reached the filesystem, and then for requests in flight.
+    pub patience: Duration,
 }
 
 /// Why serving ended.
@@ -57,17 +77,20 @@ pub enum Ended {
     Stopped,
 }
 
-/// A mounted filesystem. Dropping it unmounts.
+/// A mounted filesystem. Dropping it unmounts. If it is dropped without being served until the end, what programs wrote
+/// and the kernel has not yet sent is lost.
 pub struct Session {
-    point: PathBuf,
-    /// The mount in the kernel's table, if it can be read.
-    mount: Option<MountEntry>,
-    /// The helper program with which a user who is not root has mounted, and which is needed to unmount.
-    helper: Option<SessionUnmounter>,
+    mounted: Arc<Mounted>,
     calls: Arc<Mailbox<Call>>,
+    forgets: Arc<Mailbox<Forget>>,
     permits: Arc<Permits>,
+    /// How it can be changed.
+    write: Option<WriteOptions>,
+    notifier: Notifier,
     /// The thread that runs the session; `None` once it has been joined.
     thread: Option<JoinHandle<std::io::Result<()>>>,
+    /// The thread that gives notices to the kernel.
+    notices: Option<JoinHandle<()>>,
 }
 
 /// Notifies the filesystem's core that no more calls will come, also after a panic.
@@ -80,8 +103,9 @@ impl Drop for FinishGuard {
 }
 
 impl Session {
-    /// Mounts read-only on a directory. Programs that use the mount wait until [`Session::serve`] runs. `root` is the
-    /// inode number of the filesystem's root directory.
+    /// Mounts on a directory, read-only unless the options say otherwise. Programs that use the mount wait until
+    /// [`Session::serve`] or [`Session::serve_writable`] runs. `root` is the inode number of the filesystem's root
+    /// directory.
     ///
     /// # Errors
     /// [`MountError::Mount`] if the mount fails.
@@ -89,9 +113,14 @@ impl Session {
         let failed = |source| MountError::Mount { point: point.display().to_string(), source };
         let canonical = point.canonicalize().map_err(failed)?;
         let (calls, permits) = (Arc::<Mailbox<Call>>::default(), Permits::new(options.calls.min(MAX_CALLS)));
-        let side = KernelSide { root, calls: Arc::clone(&calls), permits: Arc::clone(&permits) };
+        let forgets = Arc::<Mailbox<Forget>>::default();
+        let writes =
+            options.write.as_ref().map(|write| Agreed { writeback_cache: write.writeback_cache, ..Agreed::default() });
+        let (to, limit, forgotten) = (Arc::clone(&calls), Arc::clone(&permits), Arc::clone(&forgets));
+        let side = KernelSide { root, calls: to, permits: limit, forgets: forgotten, writes };
         let (session, helper) = begin(&canonical, side, options).map_err(failed)?;
-        let finish = FinishGuard(Arc::clone(&calls));
+        let (finish, notifier) = (FinishGuard(Arc::clone(&calls)), Notifier::new(root));
+        let kernel = session.notifier();
         let run = move || {
             let _finish = finish;
             session.run()
@@ -100,106 +129,136 @@ impl Session {
             // A session that did not start does not unmount.
             if helper.is_none() { mounts::unmount(&canonical).and(Err(error)) } else { Err(error) }
         });
-        let thread = thread.map_err(failed)?;
-        let mount = mount_on(&canonical);
-        let session = Session { point: canonical, mount, helper, calls, permits, thread: Some(thread) };
-        if let Some(mount) = &session.mount
-            && let Err(error) = set_readahead(mount, MAX_READ_BYTES / 1024)
-        {
+        let thread = Some(thread.map_err(failed)?);
+        let (mounted, write) = (Arc::new(Mounted::new(canonical, helper)), options.write.clone());
+        // From here on, dropping the session unmounts.
+        let mut session = Session { mounted, calls, forgets, permits, write, notifier, thread, notices: None };
+        session.notices = Some(session.notifier.start(kernel).map_err(failed)?);
+        session.adapt_caches();
+        Ok(session)
+    }
+
+    /// Adapts how much the kernel reads ahead and collects, as far as that is allowed.
+    fn adapt_caches(&self) {
+        let Some(entry) = self.mounted.entry() else { return };
+        if let Err(error) = set_readahead(entry, MAX_READ_BYTES / 1024) {
             tracing::debug!(%error, "the kernel reads ahead as much as it does by itself");
         }
-        Ok(session)
+        if self.write.is_some()
+            && let Err(error) = set_writeback_share(entry, WRITEBACK_SHARE)
+        {
+            tracing::debug!(%error, "the kernel collects as little as it does by itself");
+        }
     }
 
     /// Its mount point, as an absolute path without links.
     pub fn point(&self) -> &Path {
-        &self.point
+        self.mounted.point()
+    }
+
+    /// Tells the kernel of changes that were not made by its requests.
+    pub fn notifier(&self) -> Notifier {
+        self.notifier.clone()
     }
 
     /// Serves the kernel until it unmounts or `stop` is ready; then open requests are refused, and the mount is
-    /// removed. Runs on any reactor. While another task on that core blocks, no request is answered; a task that uses
-    /// the mount itself would block forever.
+    /// removed. Changes are refused, even if the mount is not read-only. Runs on any reactor. While another task on that
+    /// core blocks, no request is answered; a task that uses the mount itself would block forever.
     ///
     /// # Errors
     /// [`MountError::Session`]: the session with the kernel failed. Nothing stays mounted then, either.
-    pub async fn serve<F: ReadFs>(mut self, fs: &F, stop: impl Future<Output = ()>) -> Result<Ended, MountError> {
+    pub async fn serve<F: ReadFs>(self, fs: &F, stop: impl Future<Output = ()>) -> Result<Ended, MountError> {
+        self.serve_as(&ReadOnly(fs), stop).await
+    }
+
+    /// Like [`Session::serve`], with changes. When `stop` is ready, first the kernel sends what programs wrote, then the
+    /// mount is removed; programs that have files open get errors from then on. Requests in flight are finished. At the
+    /// end the filesystem is told that everything is forgotten, also what is open.
+    ///
+    /// It does not make anything durable by itself: when this returns, the filesystem can commit what is left.
+    ///
+    /// # Errors
+    /// Like [`Session::serve`].
+    pub async fn serve_writable<F: WriteFs>(self, fs: &F, stop: impl Future<Output = ()>) -> Result<Ended, MountError> {
+        let patience = self.write.as_ref().map_or(Duration::ZERO, |write| write.patience);
+        let served = Writable::new(fs, self.notifier(), patience);
+        self.serve_as(&served, stop).await
+    }
+
+    async fn serve_as<S: Served>(mut self, served: &S, stop: impl Future<Output = ()>) -> Result<Ended, MountError> {
         let mut stop = pin!(stop);
-        let (mut answers, mut batch) = (FuturesUnordered::new(), Vec::new());
+        let mut work = Work::new(served);
+        let stopped = Arc::<Mailbox<Stop>>::default();
         let (mut is_open, mut ended) = (true, Ended::Unmounted);
         std::future::poll_fn(|cx| {
             if is_open && ended == Ended::Unmounted && stop.as_mut().poll(cx).is_ready() {
                 ended = Ended::Stopped;
-                // A thread that waits for a permit would not notice that the connection has ended.
-                if self.unmount() {
-                    self.permits.close();
-                }
+                self.begin_to_stop(&stopped);
+            }
+            if is_open && ended == Ended::Stopped {
+                self.take_stop(cx, &stopped, &mut work);
             }
             if is_open {
-                is_open = self.take_calls(cx, &mut batch);
-                // A panic ends only this request; dropping its reply sends an error.
-                answers.extend(batch.drain(..).map(|call| AssertUnwindSafe(answer(fs, call)).catch_unwind()));
+                is_open = work.take_calls(cx, &self.calls);
             }
-            while let Poll::Ready(Some(_)) = answers.poll_next_unpin(cx) {}
-            // Without the session, nobody waits for the open requests.
+            work.take_forgets(cx, &self.forgets);
+            work.go_on(cx);
             if is_open { Poll::Pending } else { Poll::Ready(()) }
         })
         .await;
-        drop(answers);
+        work.finish(&self.forgets).await;
         let session = self.join();
         if session.is_err() {
             // The session ended for a reason other than an unmount.
-            self.unmount();
+            self.mounted.unmount();
         }
-        session.map_err(|source| MountError::Session { point: self.point.display().to_string(), source })?;
+        let failed = |source| MountError::Session { point: self.point().display().to_string(), source };
+        session.map_err(failed)?;
         Ok(ended)
     }
 
-    /// Starts the calls that have arrived. Returns false if no more will come.
-    fn take_calls(&self, cx: &mut Context<'_>, batch: &mut Vec<Call>) -> bool {
-        match self.calls.poll_take(cx, batch) {
-            Poll::Ready(true) => {
-                // Lets other tasks of this core run between batches.
-                cx.waker().wake_by_ref();
-                true
+    /// Begins to unmount. What comes of it arrives in the mailbox.
+    fn begin_to_stop(&self, stopped: &Arc<Mailbox<Stop>>) {
+        if let Some(write) = &self.write {
+            let (mounted, into, patience) = (Arc::clone(&self.mounted), Arc::clone(stopped), write.patience);
+            let end = move || into.push(mounted.stop(patience)).is_ok();
+            match thread::Builder::new().name("fuse-stop".to_owned()).spawn(end) {
+                Ok(_) => return,
+                Err(error) => tracing::error!(%error, "what programs wrote last may be lost: no thread to write it"),
             }
-            Poll::Ready(false) => false,
-            Poll::Pending => true,
         }
+        let _closed = stopped.push(self.mounted.unmount());
     }
 
-    /// True if the uppermost mount on the directory is this session's.
-    fn is_mounted(&self) -> bool {
-        match &self.mount {
-            Some(mount) => mount_on(&self.point).as_ref() == Some(mount),
-            None => self.thread.as_ref().is_some_and(|thread| !thread.is_finished()),
+    fn take_stop<S: Served>(&self, cx: &mut Context<'_>, stopped: &Mailbox<Stop>, work: &mut Work<'_, S>) {
+        let mut news = Vec::new();
+        if stopped.poll_take(cx, &mut news).is_ready() {
+            // Registers for what comes next, though nothing does.
+            cx.waker().wake_by_ref();
         }
-    }
-
-    /// Ends the connection with the kernel and unmounts. Returns true if no more requests can come.
-    fn unmount(&mut self) -> bool {
-        if !self.is_mounted() {
-            // The mount has ended already, or another mount covers it, so the kernel has no path to it.
-            tracing::debug!(point = %self.point.display(), "what is mounted there is not this");
-            return false;
+        for stop in news {
+            if stop == Stop::TimedOut {
+                work.give_up();
+            }
+            if stop != Stop::Lasts {
+                // A thread that waits for a permit would not notice that the connection has ended.
+                self.permits.close();
+            }
         }
-        let (unmounted, is_over) = match &mut self.helper {
-            None => (mounts::unmount(&self.point), true),
-            // The helper does not close open files, so serving continues until they are closed.
-            Some(helper) => (helper.unmount(), false),
-        };
-        if let Err(error) = &unmounted {
-            tracing::warn!(point = %self.point.display(), %error, "cannot unmount");
-        }
-        is_over && unmounted.is_ok()
     }
 
     /// Waits for the threads, which have ended or are about to.
     fn join(&mut self) -> std::io::Result<()> {
-        match self.thread.take().map(JoinHandle::join) {
+        let ended = match self.thread.take().map(JoinHandle::join) {
             None => Ok(()),
             Some(Ok(ended)) => ended,
             Some(Err(_panic)) => Err(std::io::Error::other("a thread of the session panicked")),
+        };
+        self.notifier.close();
+        if let Some(notices) = self.notices.take() {
+            drop(notices.join());
         }
+        ended
     }
 }
 
@@ -210,29 +269,37 @@ impl Drop for Session {
         self.permits.close();
         drop(self.calls.close());
         let Some(thread) = &self.thread else { return };
-        if !thread.is_finished() && !self.unmount() {
+        if !thread.is_finished() && self.mounted.unmount() == Stop::Lasts {
             // Waiting for the thread could take forever. The mount refuses every request until it is unmounted or the
             // process ends.
-            tracing::warn!(point = %self.point.display(), "still mounted");
+            tracing::warn!(point = %self.point().display(), "still mounted");
+            self.notifier.close();
             return;
         }
         if let Err(error) = self.join() {
-            tracing::debug!(point = %self.point.display(), %error, "the session failed");
-            self.unmount();
+            tracing::debug!(point = %self.point().display(), %error, "the session failed");
+            self.mounted.unmount();
         }
     }
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { source: "sealblock".to_owned(), allow_other: false, calls: DEFAULT_CALLS }
+        Options { source: "sealblock".to_owned(), allow_other: false, calls: DEFAULT_CALLS, write: None }
+    }
+}
+
+impl Default for WriteOptions {
+    fn default() -> WriteOptions {
+        let patience = Duration::from_secs(30);
+        WriteOptions { writeback_cache: true, allow_set_id: false, allow_devices: false, patience }
     }
 }
 
 /// Mounts, and negotiates with the kernel.
 fn begin(
     point: &Path,
-    side: KernelSide,
+    mut side: KernelSide,
     options: &Options,
 ) -> std::io::Result<(fuser::Session<KernelSide>, Option<SessionUnmounter>)> {
     let mut config = Config::default();
@@ -240,9 +307,16 @@ fn begin(
     config.n_threads = Some(THREADS);
     let allow_other = if options.allow_other { ",allow_other" } else { "" };
     let of_fuse = format!("default_permissions,max_read={MAX_READ_BYTES}{allow_other}");
-    match mounts::mount(point, &options.source, &of_fuse) {
+    let write = options.write.as_ref();
+    let allowed = Allowed {
+        writes: write.is_some(),
+        set_id: write.is_some_and(|write| write.allow_set_id),
+        devices: write.is_some_and(|write| write.allow_devices),
+    };
+    match mounts::mount(point, &options.source, allowed, &of_fuse) {
         Ok(device) => {
-            let session = fuser::Session::from_fd(side, device, config.acl, config);
+            // The kernel itself lets only those use the mount that may; some requests come from it, not from a user.
+            let session = fuser::Session::from_fd(side, device, SessionACL::All, config);
             if session.is_err() {
                 // The request would never be answered.
                 mounts::unmount(point)?;
@@ -250,8 +324,12 @@ fn begin(
             Ok((session?, None))
         }
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            if let Some(agreed) = &mut side.writes {
+                // fuser refuses what the kernel's own threads ask, who then could not write times back.
+                agreed.writeback_cache = false;
+            }
             config.mount_options = vec![
-                MountOption::RO,
+                if allowed.writes { MountOption::RW } else { MountOption::RO },
                 MountOption::NoDev,
                 MountOption::NoSuid,
                 MountOption::NoAtime,

@@ -1,11 +1,13 @@
 //! The command line of `fs`: Btrfs filesystems, and places in them.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::quantity::Rate;
 
+use super::mount_options::MountOptions;
 use super::values::filesystem;
 use super::{
     FsChmod, FsChown, FsFallocate, FsFormat, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume, Mode,
@@ -55,7 +57,7 @@ pub enum FsCommand {
     Check(FsCheck),
     /// Copy the good files and sectors out of a damaged filesystem, and list the lost ones.
     Rescue(FsRescue),
-    /// Mount it on a local directory, read-only.
+    /// Mount it on a local directory, read-only or for changes.
     Mount(FsMount),
     /// Print the nodes and items of the filesystem's trees.
     Tree(FsTree),
@@ -217,9 +219,17 @@ pub struct FsRescue {
 
 /// Arguments of `fs mount`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  sealblock fs mount disk.img /mnt\n\n\
+#[command(after_help = "Examples:\n  sealblock fs mount disk.img /mnt\n  sealblock fs mount -o rw disk.img /mnt\n\n\
     The command serves the mount through FUSE until it is unmounted, or until Ctrl-C or SIGTERM, which unmount it. Every sector is checked before it is \
-    returned; a sector of which no copy is good is an input/output error. A user who is not root needs fusermount3.")]
+    returned; a sector of which no copy is good is an input/output error. A user who is not root needs fusermount3.\n\n\
+    Options, separated by commas:\n  \
+    ro              read-only [default]\n  \
+    rw              for changes. When the command ends, all of them are durable; its exit status is 3 if they are not\n  \
+    commit=SECONDS  make changes durable at this interval, 1 to 300 [default: 5]\n  \
+    discard         tell the devices what becomes free\n  \
+    writethrough    let each write reach the filesystem before it returns; by default the kernel collects writes, if the user is root\n  \
+    dev, suid       device nodes and set-user-ID bits take effect, if the user is root\n  \
+    allow_other     as --allow-other")]
 pub struct FsMount {
     /// The filesystem, or a directory in it.
     #[arg(value_name = "FILESYSTEM[/PATH]", value_parser = filesystem())]
@@ -227,6 +237,10 @@ pub struct FsMount {
     /// The mount point.
     #[arg(value_name = "DIRECTORY")]
     pub point: PathBuf,
+    /// How it is mounted; see below.
+    #[arg(short = 'o', long, value_name = "OPTIONS", value_parser = MountOptions::from_str, default_value = "ro",
+        hide_default_value = true)]
+    pub options: MountOptions,
     /// Also allow other users to use the mount, subject to file permissions.
     #[arg(long)]
     pub allow_other: bool,

@@ -1,7 +1,7 @@
 //! `sealblock fs`: looks into Btrfs filesystems, wherever they lie, makes new ones, and changes them.
 //!
 //! Everything is read by this process from the targets, and checked as it is read. `format` writes new filesystems; the
-//! commands of `allocate`, `names`, `put`, `remove` and `subvolumes` change them through [`write`].
+//! commands of `allocate`, `names`, `put`, `remove` and `subvolumes` change them through [`write`], and `mount` for programs.
 
 mod allocate;
 mod check;
@@ -12,6 +12,7 @@ mod format;
 mod format_write;
 mod info;
 mod ls;
+mod mount;
 mod names;
 mod nested;
 mod paths;
@@ -25,16 +26,10 @@ mod verify;
 mod verify_report;
 mod write;
 
-use sealblock_btrfs::inode::FileKind;
-use sealblock_btrfs_fuse::Mounted;
-use sealblock_fuse::{Ended, Options, ReadFs, Session};
-use sealblock_runtime_reactor::shutdown_signal;
-use sealblock_stack::{Cause, StackError};
+use sealblock_stack::StackError;
 
-use crate::cli::{Fs, FsCommand, FsMount};
+use crate::cli::{Fs, FsCommand};
 use crate::exit::Exit;
-use crate::report::say;
-use place::{resolve, with_filesystem};
 
 /// Does what is asked.
 pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
@@ -44,7 +39,7 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Ls(arguments) => ls::run(arguments),
         FsCommand::Cat(arguments) => copy::cat(arguments),
         FsCommand::Get(arguments) => copy::get(arguments),
-        FsCommand::Mount(arguments) => mount(arguments),
+        FsCommand::Mount(arguments) => mount::run(arguments),
         FsCommand::Verify(arguments) => verify::run(arguments),
         FsCommand::Check(arguments) => check::run(arguments),
         FsCommand::Rescue(arguments) => rescue::run(arguments),
@@ -61,31 +56,4 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Snapshot(arguments) => subvolumes::snapshot(arguments),
         FsCommand::Subvolume(arguments) => subvolumes::run(arguments),
     }
-}
-
-/// Mounts, and serves until an unmount or a signal.
-fn mount(arguments: &FsMount) -> Result<Exit, StackError> {
-    let place = &arguments.place;
-    with_filesystem(place, async |open| {
-        let root = resolve(open, place, true).await?;
-        let fail = |cause, why: String| StackError::new(cause, "mount on", why).on(arguments.point.display());
-        if root.kind != FileKind::Directory {
-            return Err(fail(Cause::Usage, format!("{place} is not a directory")));
-        }
-        let mounted = Mounted::new(&open.filesystem, &root).map_err(|error| fail(Cause::Damaged, error.to_string()))?;
-        let options = Options { source: place.to_string(), allow_other: arguments.allow_other, ..Options::default() };
-        let session = Session::mount(&arguments.point, mounted.root(), &options);
-        let session = session.map_err(|error| fail(Cause::Refused, error.to_string()))?;
-        say(&format!("{place} is mounted on {}; unmount it with umount or Ctrl-C", session.point().display()))?;
-        let stop = async {
-            if let Err(error) = shutdown_signal().await {
-                tracing::warn!(%error, "signals are ignored; unmount with umount");
-                std::future::pending::<()>().await;
-            }
-        };
-        match session.serve(&mounted, stop).await {
-            Ok(Ended::Unmounted | Ended::Stopped) => Ok(Exit::Clean),
-            Err(error) => Err(fail(Cause::Io, error.to_string())),
-        }
-    })
 }

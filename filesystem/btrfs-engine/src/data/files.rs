@@ -114,9 +114,13 @@ impl Files {
 
     /// The files of a subvolume whose items do not have their sizes.
     pub fn ahead(&self, root: u64) -> Vec<FileId> {
+        self.all_ahead().into_iter().filter(|id| id.root == root).collect()
+    }
+
+    /// The files whose items do not have their sizes.
+    pub fn all_ahead(&self) -> Vec<FileId> {
         let states = self.states.borrow();
-        let ahead = states.iter().filter(|(id, state)| id.root == root && state.is_size_ahead());
-        ahead.map(|(id, _)| *id).collect()
+        states.iter().filter(|(_, state)| state.is_size_ahead()).map(|(id, _)| *id).collect()
     }
 
     /// A transaction is durable.

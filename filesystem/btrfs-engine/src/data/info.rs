@@ -45,15 +45,13 @@ impl FileInfo {
     /// The bytes of a request.
     pub fn range(&self, offset: u64, bytes: u64) -> Result<Range<u64>, ChangeError> {
         let end = offset.checked_add(bytes).filter(|end| *end <= self.file.max_bytes());
-        let (ino, start) = (self.file.ino, offset);
-        let why = "the range ends behind the largest file";
-        let too_large = FileMapError::Range { ino, start, end: offset.saturating_add(bytes), why };
+        let too_large = FileMapError::TooLarge { ino: self.file.ino, end: offset.saturating_add(bytes) };
         Ok(offset..end.ok_or(ChangeError::File(too_large))?)
     }
 }
 
-/// The time of a change.
-pub(crate) fn now() -> Timespec {
+/// The time now, as inodes have it.
+pub fn now() -> Timespec {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
     Timespec { seconds: seconds.into(), nanoseconds: since.subsec_nanos().into() }

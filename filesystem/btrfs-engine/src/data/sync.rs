@@ -31,7 +31,18 @@ impl Engine {
                 self.store_size(&lock).await?;
             }
         }
-        Ok(self.transaction().borrow().generation())
+        Ok(self.last_changed())
+    }
+
+    /// Waits for all writes that are in flight, and stores the sizes of all files.
+    ///
+    /// # Errors
+    /// If a size cannot be stored.
+    pub async fn complete_all_writes(&self) -> Result<(), EngineError> {
+        for FileId { root, ino } in self.data().files.all_ahead() {
+            self.complete_writes(root, ino).await?;
+        }
+        Ok(())
     }
 
     /// Makes the data of a file durable, and what is needed to read them (fdatasync). If all that was written since the

@@ -73,6 +73,14 @@ pub enum FileMapError {
         /// Why.
         why: &'static str,
     },
+    /// The range ends behind the largest file.
+    #[error("inode {ino}: a file cannot have {end} bytes")]
+    TooLarge {
+        /// The inode.
+        ino: u64,
+        /// The byte after the last one.
+        end: u64,
+    },
     /// Something is inserted where an item is. The range must be dropped first.
     #[error("inode {ino}: there is an extent at {start} already")]
     Occupied {

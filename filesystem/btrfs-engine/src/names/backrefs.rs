@@ -83,7 +83,10 @@ impl<V: Items> Plan<'_, V> {
     }
 
     /// The directory that a directory is in.
-    fn parent_of(&self, ino: u64) -> Result<u64, PlanError> {
+    ///
+    /// # Errors
+    /// [`PlanError::Damaged`] if it has no name.
+    pub(crate) fn parent_of(&self, ino: u64) -> Result<u64, PlanError> {
         let key = ref_key(ino, 0);
         let damaged = |why| PlanError::Damaged { key, why };
         let end = Key::new(ino, ItemType::INODE_EXTREF, u64::MAX);

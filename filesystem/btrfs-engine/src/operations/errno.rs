@@ -2,6 +2,7 @@
 
 use sealblock_btrfs::FsError;
 
+use crate::data::OF_READ_ONLY_SUBVOLUME;
 use crate::engine::EngineError;
 use crate::file_map::FileMapError;
 use crate::plan::PlanError;
@@ -54,6 +55,7 @@ fn of_plan(error: &PlanError) -> i32 {
         PlanError::CollisionsFull => libc::EOVERFLOW,
         PlanError::NoSpaceForXattr | PlanError::NoNumber(_) => libc::ENOSPC,
         PlanError::LinkOfDirectory => libc::EPERM,
+        PlanError::Protected { flag: OF_READ_ONLY_SUBVOLUME, .. } => libc::EROFS,
         PlanError::Protected { flag: "read-only", .. } => libc::EACCES,
         PlanError::Protected { .. } => libc::EPERM,
         PlanError::IsSubvolume(_) => libc::EXDEV,
@@ -80,6 +82,7 @@ fn of_file(error: &FileMapError) -> i32 {
     match error {
         FileMapError::Tree(_) => libc::EIO,
         FileMapError::Shape { .. } | FileMapError::Item { .. } | FileMapError::Overlap { .. } => libc::EUCLEAN,
+        FileMapError::TooLarge { .. } => libc::EFBIG,
         FileMapError::Range { .. } | FileMapError::Sums { .. } => libc::EINVAL,
         FileMapError::Occupied { .. } | FileMapError::Inline(_) | FileMapError::New { .. } => libc::EIO,
     }
@@ -99,6 +102,8 @@ mod tests {
             (plan(PlanError::Unsupported("why")), libc::EOPNOTSUPP),
             (plan(PlanError::Protected { ino: 257, flag: "read-only" }), libc::EACCES),
             (plan(PlanError::Protected { ino: 257, flag: "immutable" }), libc::EPERM),
+            (plan(PlanError::Protected { ino: 257, flag: OF_READ_ONLY_SUBVOLUME }), libc::EROFS),
+            (ChangeError::File(FileMapError::TooLarge { ino: 257, end: u64::MAX }), libc::EFBIG),
             (ChangeError::Space(SpaceError::Full(Use::Metadata)), libc::ENOSPC),
             (ChangeError::Space(SpaceError::NoGroup(1)), libc::EIO),
             (ChangeError::Subvolume(SubvolumeError::ReadOnly(256)), libc::EROFS),

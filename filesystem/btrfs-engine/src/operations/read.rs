@@ -5,7 +5,7 @@ use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::directory::{FileType, Target};
 use sealblock_btrfs_format::items::file_extent::FileExtent;
 use sealblock_btrfs_format::items::inode::{InodeItem, Timespec};
-use sealblock_btrfs_format::key::{ItemType, Key};
+use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use zerocopy::FromZeros;
 
 use super::SubvolumePlan;
@@ -95,12 +95,29 @@ impl Engine {
         .await
     }
 
-    /// The attributes of an inode.
+    /// The attributes of an inode. The size is that which programs see, also if the item does not have it yet.
     ///
     /// # Errors
     /// If there is none, it is damaged, or cannot be read.
     pub async fn stat(&self, root: u64, ino: u64) -> Result<InodeItem, EngineError> {
-        self.read_plan(root, |_, plan| Ok(plan.inode(ino)?)).await
+        let mut inode = self.read_plan(root, |_, plan| Ok(plan.inode(ino)?)).await?;
+        inode.size = self.size_ahead(root, ino).map_or(inode.size, Into::into);
+        Ok(inode)
+    }
+
+    /// The subvolume and directory that a directory is in; `None` for the top of the first subvolume.
+    ///
+    /// # Errors
+    /// If it has no name, is damaged, or cannot be read.
+    pub async fn parent(&self, root: u64, directory: u64) -> Result<Option<(u64, u64)>, EngineError> {
+        match (root, directory) {
+            (objectid::FS_TREE, objectid::FIRST_FREE) => Ok(None),
+            (_, objectid::FIRST_FREE) => {
+                let (root, directory, ..) = self.inspect(|transaction| transaction.place_of(root)).await?;
+                Ok(Some((root, directory)))
+            }
+            _ => self.read_plan(root, |_, plan| Ok(Some((root, plan.parent_of(directory)?)))).await,
+        }
     }
 
     /// The index of the last entry of a directory, or 0. Whoever reads a directory notes it first, and reads no

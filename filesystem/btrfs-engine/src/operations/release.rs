@@ -6,6 +6,7 @@
 //! - Extents go from the end of the file, and its size goes with them.
 
 use std::num::NonZeroUsize;
+use std::task::Poll;
 
 use sealblock_btrfs_format::features::Incompat;
 use sealblock_btrfs_format::items::directory::FileType;
@@ -49,7 +50,19 @@ impl Engine {
                 Step::Last => return Ok(true),
                 Step::Named => return Ok(false),
             }
+            self.between_steps().await?;
         }
+    }
+
+    /// Between steps of long work: commits if the changes so far need too much memory, and lets the other tasks of the
+    /// core run.
+    ///
+    /// # Errors
+    /// As for [`Engine::commit`].
+    pub async fn between_steps(&self) -> Result<(), EngineError> {
+        self.limit_dirty().await?;
+        yield_now().await;
+        Ok(())
     }
 
     /// Deletes the orphans that a subvolume has when it is first changed: those of earlier mounts, and those that a
@@ -99,6 +112,19 @@ impl Engine {
             Orphan::Stale => Ok(()),
         }
     }
+}
+
+/// Lets the other tasks of the core run.
+async fn yield_now() {
+    let mut has_waited = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut has_waited, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 impl Transaction {

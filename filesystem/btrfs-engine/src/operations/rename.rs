@@ -14,8 +14,10 @@ use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
 use super::{Operation, Taken};
 use crate::change::Change;
+use crate::data::now;
 use crate::engine::{Engine, EngineError};
-use crate::names::{MovedSubvolume, Place, RenameMode, Renamed, Unlinked};
+use crate::inode::Ownership;
+use crate::names::{MovedSubvolume, NewFile, Place, RenameMode, Renamed, Unlinked};
 use crate::plan::PlanError;
 use crate::subvolumes::{Access, SubvolumeError};
 use crate::transaction::{ChangeError, Transaction};
@@ -62,7 +64,8 @@ impl Engine {
     }
 
     /// Renames a file of any type, or a subvolume. Only a subvolume can move to another subvolume, where the name must
-    /// be free.
+    /// be free. If a name is replaced, the writes of the file that are in flight are waited for: programs replace a file
+    /// by a new one so that a crash leaves one of the two, whole.
     ///
     /// # Errors
     /// Those of [`Plan::rename`](crate::plan::Plan::rename), of the subvolumes, and of the engine;
@@ -78,6 +81,7 @@ impl Engine {
         if from.0 != to.0 {
             return self.move_to_subvolume(from, to, mode, now).await;
         }
+        self.complete_writes_before(from.0, from.1, to.1, mode).await?;
         let directories = &[from.1.directory, to.1.directory];
         let operation = Operation { root: from.0, now, directories, frees_space: false };
         match self.run_operation(operation, |plan| plan.rename(from.1, to.1, mode)).await {
@@ -85,6 +89,60 @@ impl Engine {
                 self.rename_subvolumes(from.0, from.1, to.1, mode, now).await
             }
             result => result,
+        }
+    }
+
+    /// Renames a file or a directory within its subvolume, and leaves a character device with the number 0 at the old
+    /// name, with this owner. That hides a name of a lower layer where directories are laid over each other.
+    ///
+    /// # Errors
+    /// As for [`Engine::rename`]; [`PlanError::IsSubvolume`] for a subvolume.
+    pub async fn rename_to_whiteout(
+        &self,
+        root: u64,
+        from: Place<'_>,
+        to: Place<'_>,
+        owner: &Ownership,
+        now: Timespec,
+    ) -> Result<Renamed, EngineError> {
+        self.complete_writes_before(root, from, to, RenameMode::Replace).await?;
+        let directories = &[from.directory, to.directory];
+        let operation = Operation { root, now, directories, frees_space: false };
+        self.run_operation(operation, |plan| {
+            plan.attempt(|plan| {
+                let renamed = plan.rename(from, to, RenameMode::Replace)?;
+                if renamed != Renamed::Same {
+                    plan.create(from, NewFile::CharacterDevice(0), owner)?;
+                }
+                Ok(renamed)
+            })
+        })
+        .await
+    }
+
+    /// Before a file replaces another one: its writes in flight complete, and its size is stored.
+    async fn complete_writes_before(
+        &self,
+        root: u64,
+        from: Place<'_>,
+        to: Place<'_>,
+        mode: RenameMode,
+    ) -> Result<(), EngineError> {
+        if mode != RenameMode::Replace {
+            return Ok(());
+        }
+        let source = self
+            .inspect(|transaction| {
+                transaction.open_subvolume(root, Access::Change)?;
+                transaction.plan(root, now(), |plan| {
+                    let source = plan.lookup(from.directory, from.name)?;
+                    Ok(source.filter(|_| matches!(plan.lookup(to.directory, to.name), Ok(Some(_)))))
+                })
+            })
+            .await?;
+        match source.map(|entry| entry.target) {
+            Some(Target::Inode(ino)) => self.complete_writes(root, ino).await.map(drop),
+            _ => Ok(()),
         }
     }
 

@@ -129,6 +129,16 @@ impl Profile {
             Profile::Raid6 => stripes.saturating_sub(2),
         }
     }
+
+    /// The number of copies of each byte.
+    pub fn copies(self) -> u16 {
+        match self {
+            Profile::Single | Profile::Raid0 | Profile::Raid5 | Profile::Raid6 => 1,
+            Profile::Dup | Profile::Raid1 | Profile::Raid10 => 2,
+            Profile::Raid1C3 => 3,
+            Profile::Raid1C4 => 4,
+        }
+    }
 }
 
 /// The fixed first part of a chunk, 48 bytes.

@@ -2,8 +2,13 @@
 //!
 //! Needs root and /dev/fuse. Without these the tests print what is missing and are skipped.
 
+mod changes;
+mod disk;
+mod disk_requests;
+mod endings;
 mod memory;
 mod processes;
+mod served;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};

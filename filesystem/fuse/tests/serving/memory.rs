@@ -1,23 +1,21 @@
-//! A filesystem in memory, copied from a directory, with files that are damaged, that make reads wait, and that panic;
-//! and a thread that serves it.
+//! A filesystem in memory, copied from a directory, with files that are damaged, that make reads wait, and that panic.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread::{self, JoinHandle};
 
 use futures_channel::oneshot;
-use rustix::mount::UnmountFlags;
-use sealblock_fuse::{
-    Attributes, DirectoryEntry, Ended, FsError, Kind, MountError, Options, ReadFs, Seek, Session, Statistics, Time,
-};
+use sealblock_fuse::{Attributes, DirectoryEntry, FsError, Kind, Options, ReadFs, Seek, Session, Statistics, Time};
 use sealblock_proofs_btrfs_images::manifest::Manifest;
 use sealblock_runtime_reactor::{Config, Reactor};
+
+use crate::served::Serving;
 
 /// Inode numbers above 32 bits, as in a filesystem with subvolumes.
 const FIRST_INO: u64 = (5 << 48) + 256;
@@ -242,76 +240,39 @@ impl ReadFs for Memory {
 
 /// A copy of a directory that is served on another one.
 pub struct Served {
-    /// The mount point.
-    pub point: PathBuf,
+    serving: Serving,
     pub seen: Arc<Seen>,
     /// Each ends one read of `slow`.
     pub gates: Vec<oneshot::Sender<()>>,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<Result<Ended, MountError>>>,
-    _folder: tempfile::TempDir,
 }
 
 impl Served {
     /// Serves a copy of the directory with four gates.
     pub fn start(source: &Path, options: Options) -> Served {
-        let folder = tempfile::tempdir().unwrap();
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let point = folder.path().join("a mount\\point");
-        fs::create_dir(&point).unwrap();
         let (gates, waiting): (Vec<_>, Vec<_>) = (0..4).map(|_| oneshot::channel()).unzip();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let (ready, mounted) = mpsc::channel();
         let seen = Arc::new(Seen::default());
-        let (source, on, of_server) = (source.to_owned(), point.clone(), Arc::clone(&seen));
-        let thread = thread::spawn(move || {
+        let (source, of_server) = (source.to_owned(), Arc::clone(&seen));
+        let serving = Serving::start(move |point, ready, stopped| {
             let memory = Memory::copy(&source, of_server, waiting);
-            let session = Session::mount(&on, memory.root(), &options)?;
+            let session = Session::mount(point, memory.root(), &options)?;
             ready.send(()).unwrap();
             let stop = async { stopped.await.unwrap_or_default() };
             Reactor::new(Config::default()).unwrap().block_on(session.serve(&memory, stop))
         });
-        mounted.recv().expect("it is mounted");
-        Served { point, seen, gates, stop: Some(stop), thread: Some(thread), _folder: folder }
-    }
-
-    /// The path of an entry.
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.point.join(name)
-    }
-
-    /// Tells the server to stop.
-    pub fn tell_to_stop(&mut self) {
-        drop(self.stop.take());
-    }
-
-    /// True if serving has ended.
-    pub fn has_ended(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-
-    /// Tells the server to stop, and waits for it.
-    pub fn stop(&mut self) -> Ended {
-        self.tell_to_stop();
-        self.wait()
-    }
-
-    /// Waits until serving has ended.
-    pub fn wait(&mut self) -> Ended {
-        self.thread.take().unwrap().join().unwrap().unwrap()
+        Served { serving, seen, gates }
     }
 }
 
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.tell_to_stop();
-        if thread::panicking() {
-            // A failed test may have left it running.
-            let _ = rustix::mount::unmount(&self.point, UnmountFlags::FORCE | UnmountFlags::DETACH);
-        }
-        if let Some(thread) = self.thread.take() {
-            let ended = thread.join();
-            assert!(thread::panicking() || ended.is_ok_and(|ended| ended.is_ok()));
-        }
+impl Deref for Served {
+    type Target = Serving;
+
+    fn deref(&self) -> &Serving {
+        &self.serving
+    }
+}
+
+impl DerefMut for Served {
+    fn deref_mut(&mut self) -> &mut Serving {
+        &mut self.serving
     }
 }

@@ -27,7 +27,7 @@ const SOURCE: &str = "SEALBLOCK_TEST_MOUNT_SOURCE";
 
 /// Unmounts the filesystem. The kernel closes files and removes mounts a little after it reports success, so this
 /// retries.
-fn unmount_when_idle(point: &Path) {
+pub fn unmount_when_idle(point: &Path) {
     loop {
         match rustix::mount::unmount(point, UnmountFlags::empty()) {
             Err(Errno::BUSY) => thread::yield_now(),

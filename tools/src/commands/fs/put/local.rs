@@ -65,6 +65,7 @@ pub(super) fn attributes(about: &Metadata) -> AttributeChanges {
         atime: Some(time(about.atime(), about.atime_nsec())),
         mtime: Some(time(about.mtime(), about.mtime_nsec())),
         ctime: None,
+        kills_set_id: false,
     }
 }
 

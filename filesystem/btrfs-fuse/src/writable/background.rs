@@ -1,0 +1,128 @@
+//! What happens beside requests: changes are committed after some time, inodes without names are deleted, and the space
+//! of deleted subvolumes is freed.
+
+use std::cell::Cell;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::future::select;
+use sealblock_block::Condition;
+use sealblock_btrfs_engine::drop::Dropped;
+use sealblock_btrfs_engine::engine::EngineError;
+
+use super::Writable;
+
+/// Steps after which others have their turn.
+const STEPS_AT_ONCE: usize = 16;
+
+/// Whether the work in the background is to end.
+#[derive(Default)]
+pub(super) struct Background {
+    is_ended: Cell<bool>,
+    changed: Condition,
+}
+
+impl Background {
+    fn end(&self) {
+        self.is_ended.set(true);
+        self.changed.notify();
+    }
+
+    fn is_ended(&self) -> bool {
+        self.is_ended.get()
+    }
+
+    async fn ended(&self) {
+        self.changed.wait_until(|| self.is_ended()).await;
+    }
+}
+
+impl Writable<'_> {
+    /// Commits changes at this interval, as long as there are any, and frees the space of deleted subvolumes. Ends after
+    /// [`Writable::end_background`], or if nothing can be written any more, which the engine has reported. A commit that
+    /// has begun must be completed, so it is to be polled until then.
+    pub async fn work_in_background(&self, interval: Duration, sleep: impl AsyncFn(Duration)) {
+        loop {
+            let (pause, end) = (pin!(sleep(interval)), pin!(self.background.ended()));
+            select(pause, end).await;
+            if self.background.is_ended() {
+                return;
+            }
+            match self.work_once().await {
+                Ok(()) => {}
+                Err(error @ EngineError::Stopped(_)) => {
+                    return tracing::debug!(%error, "nothing is committed any more");
+                }
+                Err(error) => tracing::warn!(%error, "the space of deleted subvolumes is not freed"),
+            }
+        }
+    }
+
+    /// Ends the work in the background as soon as what it does is complete.
+    pub fn end_background(&self) {
+        self.background.end();
+    }
+
+    async fn work_once(&self) -> Result<(), EngineError> {
+        if self.engine.is_dirty() {
+            self.engine.sync().await?;
+        }
+        if self.has_dead.replace(false) { self.drop_dead().await } else { Ok(()) }
+    }
+
+    /// Drops the nodes of deleted subvolumes of which the kernel knows no inode.
+    async fn drop_dead(&self) -> Result<(), EngineError> {
+        let mut from = 0;
+        while let Some(id) = self.engine.change(|transaction| transaction.next_dead(from)).await? {
+            from = id + 1;
+            if self.numbers.of_subvolume(id).is_some_and(|numbers| self.known.has_any(numbers)) {
+                self.has_dead.set(true);
+                continue;
+            }
+            self.engine.change(|transaction| transaction.open_tree(id)).await?;
+            let mut steps = 0_usize;
+            while self.engine.change(|transaction| transaction.drop_step(id)).await? == Dropped::Some {
+                // The rest is for whoever opens the filesystem next.
+                if self.background.is_ended() {
+                    return Ok(());
+                }
+                steps += 1;
+                if steps.is_multiple_of(STEPS_AT_ONCE) {
+                    self.engine.between_steps().await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes an inode that has no names and that the kernel does not know. If that fails, it is deleted when the
+    /// filesystem is opened again.
+    pub(super) async fn delete_orphan(&self, number: u64) {
+        let Ok(Some(id)) = self.find(number) else { return };
+        match self.engine.release(id.root, id.ino).await {
+            Ok(_) => {}
+            Err(error) if matches!(error, EngineError::Stopped(_)) || error.errno() == libc::ENOENT => {
+                tracing::debug!(id.root, id.ino, %error, "an inode without names is not deleted");
+            }
+            Err(error) => tracing::warn!(id.root, id.ino, %error, "an inode without names is not deleted"),
+        }
+    }
+
+    /// The last commit, when no request is served any more. Returns the last durable transaction.
+    ///
+    /// # Errors
+    /// If changes cannot be made durable.
+    pub async fn close(&self) -> Result<u64, EngineError> {
+        self.engine.finish_writes().await;
+        for number in self.known.orphans() {
+            self.delete_orphan(number).await;
+        }
+        self.sync_all().await
+    }
+
+    /// Makes everything durable.
+    pub(super) async fn sync_all(&self) -> Result<u64, EngineError> {
+        self.engine.complete_all_writes().await?;
+        self.engine.sync().await
+    }
+}

@@ -1,0 +1,217 @@
+//! Changes of the data of files, and what makes them durable.
+
+use sealblock_btrfs_engine::data::{FilePlace, now};
+use sealblock_btrfs_engine::engine::EngineError;
+use sealblock_btrfs_engine::inode::{AttributeChanges, without_set_id};
+use sealblock_btrfs_format::items::inode::InodeFlags;
+use sealblock_fuse::{Allocate, CopyRange, FsError, OpenMode, Write, WriteDurability};
+use sealblock_runtime_memory::{ALIGNMENT, Buffer, Slice};
+
+use super::error::{refused, to_fuse_error, to_write_error};
+use super::{InodeId, Writable};
+
+/// Bits of a handle: the file is open for writing; every write is to be durable.
+pub(super) const WRITES: u64 = 1;
+const IS_SYNCHRONOUS: u64 = 2;
+/// The bytes that are copied at once.
+const COPY_BYTES: u64 = 1 << 20;
+
+impl Writable<'_> {
+    /// Opens a regular file. Returns the handle.
+    pub(super) async fn open_file(&self, number: u64, mode: OpenMode) -> Result<u64, FsError> {
+        let file = self.file(number)?;
+        let item = self.regular(file).await?;
+        if (mode.writes || mode.truncates) && self.is_read_only(file.root).await? {
+            return Err(refused(libc::EROFS, "the subvolume is read-only"));
+        }
+        if mode.truncates {
+            self.kill_set_id(file, mode.kills_set_id).await?;
+            self.engine.truncate(file.root, file.ino, 0).await.map_err(to_write_error)?;
+        }
+        let is_synchronous = item.flags().contains(InodeFlags::SYNC);
+        Ok(if mode.writes { WRITES } else { 0 } | if is_synchronous { IS_SYNCHRONOUS } else { 0 })
+    }
+
+    async fn is_read_only(&self, root: u64) -> Result<bool, FsError> {
+        self.engine.is_read_only(root).await.map_err(to_fuse_error)
+    }
+
+    /// Removes what gives a program the rights of its owner, before its data change.
+    async fn kill_set_id(&self, file: InodeId, is_wanted: bool) -> Result<(), FsError> {
+        if !is_wanted {
+            return Ok(());
+        }
+        let item = self.engine.stat(file.root, file.ino).await.map_err(to_fuse_error)?;
+        let has_capabilities = self.engine.xattr(file.root, file.ino, b"security.capability").await;
+        if without_set_id(item.mode.get()) == item.mode.get() && has_capabilities.map_err(to_fuse_error)?.is_none() {
+            return Ok(());
+        }
+        let changes = AttributeChanges { kills_set_id: true, ..AttributeChanges::default() };
+        let changed = self.engine.set_attributes(file.root, file.ino, &changes, now()).await;
+        changed.map(drop).map_err(to_write_error)
+    }
+
+    pub(super) async fn write_file(&self, write: Write) -> Result<(), FsError> {
+        let file = self.file(write.ino)?;
+        self.kill_set_id(file, write.kills_set_id).await?;
+        self.write_all(file, write.offset, to_slice(write.data)).await?;
+        let is_synchronous = write.handle & IS_SYNCHRONOUS != 0;
+        match write.durability {
+            WriteDurability::All => self.sync_file(file, false).await,
+            _ if is_synchronous => self.sync_file(file, false).await,
+            WriteDurability::Data => self.sync_file(file, true).await,
+            WriteDurability::None => Ok(()),
+        }
+    }
+
+    async fn write_all(&self, file: InodeId, offset: u64, data: Slice) -> Result<(), FsError> {
+        let mut done = 0;
+        while done < data.len() {
+            let rest = data.slice(done..);
+            let written = self.engine.write(file.root, file.ino, offset.saturating_add(done as u64), rest).await;
+            done += written.map_err(to_write_error)? as usize;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn sync_file(&self, file: InodeId, data_only: bool) -> Result<(), FsError> {
+        let synced = match data_only {
+            true => self.engine.sync_data(file.root, file.ino).await,
+            false => self.engine.fsync(file.root, file.ino).await.map(drop),
+        };
+        synced.map_err(to_write_error)
+    }
+
+    pub(super) async fn allocate_range(
+        &self,
+        number: u64,
+        what: Allocate,
+        (offset, bytes): (u64, u64),
+        keeps_size: bool,
+    ) -> Result<(), FsError> {
+        let InodeId { root, ino } = self.file(number)?;
+        let allocated = match what {
+            Allocate::Reserve => self.engine.allocate_range(root, ino, (offset, bytes), keeps_size).await,
+            Allocate::PunchHole => self.engine.punch(root, ino, offset, bytes).await,
+            Allocate::Zero => self.engine.zero_range(root, ino, (offset, bytes), keeps_size).await,
+        };
+        allocated.map_err(to_write_error)
+    }
+
+    /// Copies a range: files share what consists of whole sectors, and the rest is read and written.
+    pub(super) async fn copy_file_range(&self, copy: CopyRange) -> Result<u64, FsError> {
+        let ((from, _, from_offset), (to, _, to_offset)) = (copy.from, copy.to);
+        let (from, to) = (self.file(from)?, self.file(to)?);
+        let (source, target) = (self.regular(from).await?, self.regular(to).await?);
+        let bytes = copy.bytes.min(source.size.get().saturating_sub(from_offset));
+        if from == to && from_offset.abs_diff(to_offset) < bytes {
+            return Err(refused(libc::EINVAL, "the ranges overlap"));
+        }
+        let is_alike = source.flags().contains(InodeFlags::NODATASUM) == target.flags().contains(InodeFlags::NODATASUM);
+        let sector = u64::from(self.sector_bytes);
+        let shareable = match is_alike && from_offset % sector == to_offset % sector {
+            true => {
+                // A last sector that is not full is shared whole, so nothing may be behind it in the target.
+                let ends_both = from_offset + bytes == source.size.get() && to_offset + bytes >= target.size.get();
+                whole_sectors(from_offset, bytes, ends_both, sector)
+            }
+            false => 0..0,
+        };
+        if shareable.is_empty() {
+            return self.copy_bytes((from, from_offset), (to, to_offset), bytes).await;
+        }
+        let head = shareable.start - from_offset;
+        let copied = self.copy_bytes((from, from_offset), (to, to_offset), head).await?;
+        if copied < head {
+            return Ok(copied);
+        }
+        let shared = self.share((from, shareable.start), (to, to_offset + head), shareable.end - shareable.start).await?;
+        let done = head + shared;
+        let rest = self.copy_bytes((from, from_offset + done), (to, to_offset + done), bytes - done).await;
+        // What was done is done.
+        Ok(done + rest.unwrap_or(0))
+    }
+
+    /// Lets a file share whole sectors of another one, or copies them, if that is not possible.
+    async fn share(
+        &self,
+        (from, from_offset): (InodeId, u64),
+        (to, to_offset): (InodeId, u64),
+        bytes: u64,
+    ) -> Result<u64, FsError> {
+        let place = |id: InodeId, offset| FilePlace { root: id.root, ino: id.ino, offset };
+        let shared = self.engine.clone_range(place(from, from_offset), place(to, to_offset), bytes).await;
+        match shared {
+            Ok(()) => Ok(bytes),
+            // One of the files changed meanwhile.
+            Err(EngineError::Change(error)) if EngineError::Change(error).errno() == libc::EINVAL => {
+                self.copy_bytes((from, from_offset), (to, to_offset), bytes).await
+            }
+            Err(error) => Err(to_write_error(error)),
+        }
+    }
+
+    /// Copies bytes; fewer at the end of the source, or if an error occurs after some were copied.
+    async fn copy_bytes(
+        &self,
+        (from, from_offset): (InodeId, u64),
+        (to, to_offset): (InodeId, u64),
+        bytes: u64,
+    ) -> Result<u64, FsError> {
+        let mut done = 0;
+        while done < bytes {
+            let step = self.copy_step((from, from_offset + done), (to, to_offset + done), bytes - done).await;
+            match step {
+                Ok(0) => break,
+                Ok(copied) => done += copied,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    async fn copy_step(
+        &self,
+        (from, from_offset): (InodeId, u64),
+        (to, to_offset): (InodeId, u64),
+        bytes: u64,
+    ) -> Result<u64, FsError> {
+        let data = self.engine.read(from.root, from.ino, from_offset, bytes.min(COPY_BYTES)).await;
+        let data = data.map_err(to_fuse_error)?;
+        let copied = data.len() as u64;
+        self.write_all(to, to_offset, data).await?;
+        Ok(copied)
+    }
+}
+
+/// The whole sectors of a range of a file. At the end of both files, the last one need not be whole.
+fn whole_sectors(offset: u64, bytes: u64, ends_both: bool, sector: u64) -> std::ops::Range<u64> {
+    let end = offset + bytes;
+    let start = offset.next_multiple_of(sector);
+    let last = if ends_both { end } else { end / sector * sector };
+    start.min(last)..last
+}
+
+/// The bytes of a write, aligned as devices want them. They are copied only if they are not.
+fn to_slice(mut data: Vec<u8>) -> Slice {
+    match (data.as_mut_ptr() as usize).is_multiple_of(ALIGNMENT) {
+        true => Buffer::lent(data).freeze(),
+        false => Slice::copy_from(&data),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_sectors_may_end_with_the_file() {
+        assert_eq!(whole_sectors(0, 8192, false, 4096), 0..8192);
+        assert_eq!(whole_sectors(0, 10_000, true, 4096), 0..10_000);
+        assert_eq!(whole_sectors(0, 10_000, false, 4096), 0..8192);
+        assert_eq!(whole_sectors(100, 9000, false, 4096), 4096..8192);
+        assert!(whole_sectors(100, 50, false, 4096).is_empty());
+        assert!(whole_sectors(100, 50, true, 4096).is_empty());
+    }
+}

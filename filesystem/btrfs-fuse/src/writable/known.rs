@@ -1,0 +1,58 @@
+//! The inodes that the kernel knows.
+//!
+//! The kernel knows an inode whose attributes it got, until it has forgotten it. What is counted here is a little more
+//! than it does know, as the last entry of a directory that was read may not have fitted into the reply; such an inode is
+//! met again when the reading goes on.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// The inodes that the kernel knows, by their numbers: true for those without names.
+#[derive(Default)]
+pub(super) struct Known(RefCell<BTreeMap<u64, bool>>);
+
+impl Known {
+    /// The kernel gets the attributes of an inode.
+    pub fn see(&self, number: u64) {
+        self.0.borrow_mut().entry(number).or_default();
+    }
+
+    /// An inode lost its last name. The kernel knows what it removes.
+    pub fn lose_names(&self, number: u64) {
+        self.0.borrow_mut().insert(number, true);
+    }
+
+    /// The kernel does not know an inode any more. Returns true if it has no names.
+    pub fn forget(&self, number: u64) -> bool {
+        self.0.borrow_mut().remove(&number).unwrap_or(false)
+    }
+
+    /// The inodes without names.
+    pub fn orphans(&self) -> Vec<u64> {
+        self.0.borrow().iter().filter(|(_, is_orphan)| **is_orphan).map(|(number, _)| *number).collect()
+    }
+
+    /// True if the kernel knows one of these inodes.
+    pub fn has_any(&self, numbers: RangeInclusive<u64>) -> bool {
+        self.0.borrow().range(numbers).next().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_is_known_until_it_is_forgotten() {
+        let known = Known::default();
+        known.see(5);
+        known.see(5);
+        assert!(known.has_any(0..=5) && !known.has_any(6..=9));
+        known.lose_names(5);
+        known.see(5);
+        assert_eq!((known.orphans(), known.forget(5), known.forget(5)), (vec![5], true, false));
+        known.see(6);
+        assert_eq!((known.forget(6), known.has_any(0..=u64::MAX)), (false, false));
+    }
+}

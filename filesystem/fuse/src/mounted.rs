@@ -1,0 +1,123 @@
+//! A mount while it lasts, and how it ends.
+//!
+//! Unmounting by force makes the kernel drop what programs wrote into its page cache and what it has not yet sent. So a
+//! mount that can be changed ends in steps: while the session still answers, the kernel writes back; then it unmounts, and
+//! by force only if files are open. None of this may be done by the core that answers.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use fuser::SessionUnmounter;
+use rustix::mount::UnmountFlags;
+
+use crate::mounts::{self, MountEntry, mount_on};
+
+/// A mount.
+pub struct Mounted {
+    point: PathBuf,
+    /// The mount in the kernel's table, if it can be read.
+    entry: Option<MountEntry>,
+    /// The helper program with which a user who is not root has mounted, and which is needed to unmount.
+    helper: Mutex<Option<SessionUnmounter>>,
+}
+
+/// How far the end of a mount got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// No more requests can come.
+    Over,
+    /// Requests can still come: it is covered by another mount, or a helper has unmounted it while files are open.
+    Lasts,
+    /// The filesystem did not answer in time, so what is still open must be given up.
+    TimedOut,
+}
+
+impl Mounted {
+    /// What has just been mounted on this directory, an absolute path without links.
+    pub fn new(point: PathBuf, helper: Option<SessionUnmounter>) -> Mounted {
+        Mounted { entry: mount_on(&point), point, helper: Mutex::new(helper) }
+    }
+
+    /// The mount point.
+    pub fn point(&self) -> &Path {
+        &self.point
+    }
+
+    /// Its entry in the kernel's table.
+    pub fn entry(&self) -> Option<&MountEntry> {
+        self.entry.as_ref()
+    }
+
+    /// True if the uppermost mount on the directory is this one, as far as that is known.
+    fn is_uppermost(&self) -> bool {
+        self.entry.is_none() || mount_on(&self.point) == self.entry
+    }
+
+    /// Ends the connection with the kernel and unmounts, even if files are open.
+    pub fn unmount(&self) -> Stop {
+        if !self.is_uppermost() {
+            // The mount has ended already, or another mount covers it, so the kernel has no path to it.
+            tracing::debug!(point = %self.point.display(), "what is mounted there is not this");
+            return Stop::Lasts;
+        }
+        let (unmounted, is_over) = match &mut *self.helper.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => (mounts::unmount(&self.point), true),
+            // The helper does not close open files, so serving continues until they are closed.
+            Some(helper) => (helper.unmount(), false),
+        };
+        if let Err(error) = &unmounted {
+            tracing::warn!(point = %self.point.display(), %error, "cannot unmount");
+        }
+        if is_over && unmounted.is_ok() { Stop::Over } else { Stop::Lasts }
+    }
+
+    /// Ends a mount that can be changed: the kernel writes what it has, and it is unmounted. Waits for answers of the
+    /// session, so it must run on another thread than these; no longer than the limit.
+    pub fn stop(self: &Arc<Self>, limit: Duration) -> Stop {
+        let (point, (done, written)) = (self.point.display(), mpsc::channel());
+        let mounted = Arc::clone(self);
+        let write = move || drop(done.send(mounted.write_back_and_unmount()));
+        let spawned = thread::Builder::new().name("fuse-sync".to_owned()).spawn(write);
+        let is_late = match spawned.map(|_| written.recv_timeout(limit)) {
+            Ok(Ok(Ok(true))) => return Stop::Over,
+            Ok(Ok(Ok(false))) => false,
+            Ok(Ok(Err(error))) | Err(error) => {
+                tracing::error!(%point, %error, "what programs wrote last may be lost: the kernel cannot write it");
+                false
+            }
+            Ok(Err(_)) => {
+                tracing::error!(%point, ?limit, "what programs wrote last may be lost: it was not written in time");
+                true
+            }
+        };
+        let stopped = self.unmount();
+        if is_late { Stop::TimedOut } else { stopped }
+    }
+
+    /// True if it is unmounted; false if it is written but files are open.
+    fn write_back_and_unmount(&self) -> io::Result<bool> {
+        if !self.is_uppermost() {
+            return Ok(false);
+        }
+        self.write_back()?;
+        // Unmounting without force writes what was changed meanwhile, and fails if anything is open.
+        let is_helped = self.helper.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        Ok(!is_helped && self.is_uppermost() && rustix::mount::unmount(&self.point, UnmountFlags::NOFOLLOW).is_ok())
+    }
+
+    /// Lets the kernel write all pages that programs have changed.
+    fn write_back(&self) -> io::Result<()> {
+        let root = File::open(&self.point)?;
+        let device = root.metadata()?.dev();
+        let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+        if self.entry.as_ref().is_some_and(|entry| entry.device != number) {
+            return Err(io::Error::other("another filesystem is mounted over it"));
+        }
+        Ok(rustix::fs::syncfs(&root)?)
+    }
+}

@@ -1,0 +1,163 @@
+//! Tells the kernel that something has changed of which it does not know, so that it drops what it cached.
+//!
+//! Invariant: a thread of the session tells the kernel, never the core that answers requests. The kernel waits for pages
+//! and directories that are in use, and so for answers of that core. Notices that are the same are one, so no more wait
+//! than there are inodes and names.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use fuser::INodeNo;
+
+/// Tells the kernel of changes that were not made by its requests for them: by ioctl, or by the filesystem itself.
+///
+/// The methods return at once, and can be called from anywhere. The kernel drops what it has a little later, or never,
+/// if the mount has ended.
+#[derive(Clone)]
+pub struct Notifier {
+    root: u64,
+    queue: Arc<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    notices: BTreeSet<Notice>,
+    is_closed: bool,
+}
+
+/// What the kernel must drop. Inode numbers are the kernel's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Notice {
+    /// The attributes.
+    Attributes(u64),
+    /// The attributes, and all content.
+    Inode(u64),
+    /// The entry of a directory.
+    Entry(u64, Vec<u8>),
+}
+
+impl Notifier {
+    /// For a filesystem with this root. Nobody is told until [`Notifier::start`].
+    pub(crate) fn new(root: u64) -> Notifier {
+        Notifier { root, queue: Arc::default() }
+    }
+
+    /// The attributes of an inode and its content, or a directory's entries, have changed. Pages that were written but
+    /// are still in the kernel's cache are written first; so a file must have been synced before it is changed.
+    pub fn inode(&self, ino: u64) {
+        self.notify(Notice::Inode(self.node(ino)));
+    }
+
+    /// The attributes of an inode have changed.
+    pub fn attributes(&self, ino: u64) {
+        self.notify(Notice::Attributes(self.node(ino)));
+    }
+
+    /// There is something else behind a name of a directory, or nothing any more, or something now.
+    pub fn entry(&self, parent: u64, name: &[u8]) {
+        self.notify(Notice::Entry(self.node(parent), name.to_vec()));
+    }
+
+    fn node(&self, ino: u64) -> u64 {
+        if ino == self.root { INodeNo::ROOT.0 } else { ino }
+    }
+
+    fn notify(&self, notice: Notice) {
+        let mut state = self.queue.lock();
+        if !state.is_closed {
+            state.notices.insert(notice);
+            self.queue.changed.notify_one();
+        }
+    }
+
+    /// Starts the thread that tells the kernel.
+    pub(crate) fn start(&self, kernel: fuser::Notifier) -> io::Result<JoinHandle<()>> {
+        let queue = Arc::clone(&self.queue);
+        thread::Builder::new().name("fuse-notices".to_owned()).spawn(move || {
+            while let Some(notice) = queue.take() {
+                if let Err(error) = tell(&kernel, &notice) {
+                    tracing::debug!(?notice, %error, "the kernel does not take a notice");
+                }
+            }
+        })
+    }
+
+    /// Ends the thread; notices that it has not taken are dropped, as is everything that comes later.
+    pub(crate) fn close(&self) {
+        let mut state = self.queue.lock();
+        state.is_closed = true;
+        state.notices.clear();
+        self.queue.changed.notify_all();
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A set is consistent after each of its methods.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a notice; `None` once closed.
+    fn take(&self) -> Option<Notice> {
+        let mut state = self.lock();
+        loop {
+            if let Some(notice) = state.notices.pop_first() {
+                return Some(notice);
+            }
+            if state.is_closed {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn tell(kernel: &fuser::Notifier, notice: &Notice) -> io::Result<()> {
+    match notice {
+        // A negative offset stands for no content.
+        Notice::Attributes(ino) => kernel.inval_inode(INodeNo(*ino), -1, 0),
+        Notice::Inode(ino) => kernel.inval_inode(INodeNo(*ino), 0, 0),
+        Notice::Entry(parent, name) => kernel.inval_entry(INodeNo(*parent), OsStr::from_bytes(name)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_notice_is_one_and_the_root_has_the_kernels_number() {
+        let notifier = Notifier::new(256);
+        for _ in 0..3 {
+            notifier.inode(300);
+            notifier.attributes(256);
+            notifier.entry(256, b"name");
+        }
+        let taken = [(); 3].map(|()| notifier.queue.take().unwrap());
+        assert_eq!(taken, [Notice::Attributes(1), Notice::Inode(300), Notice::Entry(1, b"name".to_vec())]);
+        assert!(notifier.queue.lock().notices.is_empty());
+    }
+
+    #[test]
+    fn closing_ends_the_thread_and_drops_what_comes_later() {
+        let notifier = Notifier::new(256);
+        notifier.inode(300);
+        let (queue, closing) = (Arc::clone(&notifier.queue), notifier.clone());
+        assert!(queue.take().is_some());
+        let waiting = thread::spawn(move || queue.take());
+        closing.close();
+        assert_eq!(waiting.join().unwrap(), None);
+        notifier.inode(301);
+        assert_eq!(notifier.queue.take(), None);
+    }
+}
