@@ -128,6 +128,8 @@ pub struct Write {
     pub durability: WriteDurability,
     /// The set-user-ID bit, and the set-group-ID bit if the group may execute the file, are removed.
     pub kills_set_id: bool,
+    /// The times of the file stay: the kernel, which has collected the write, sets them.
+    pub keeps_times: bool,
 }
 
 /// What must be durable when a write is answered.

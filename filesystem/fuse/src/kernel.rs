@@ -395,7 +395,9 @@ impl Filesystem for KernelSide {
         let durability = changes::durability(flags);
         let kills_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let (ino, handle, data) = (self.ino(ino), handle.0, data.to_vec());
-        let write = Write { ino, handle, offset, data, durability, kills_set_id };
+        let is_collected = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let keeps_times = is_collected && self.writes.is_some_and(|agreed| agreed.writeback_cache);
+        let write = Write { ino, handle, offset, data, durability, kills_set_id, keeps_times };
         self.change(ChangeRequest::Write { write, reply });
     }
 

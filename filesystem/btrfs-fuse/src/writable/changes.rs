@@ -220,13 +220,7 @@ impl WriteFs for Writable<'_> {
         self.engine.sync().await.map(drop).map_err(to_write_error)
     }
 
-    async fn allocate(
-        &self,
-        ino: u64,
-        what: Allocate,
-        range: (u64, u64),
-        keeps_size: bool,
-    ) -> Result<(), FsError> {
+    async fn allocate(&self, ino: u64, what: Allocate, range: (u64, u64), keeps_size: bool) -> Result<(), FsError> {
         self.allocate_range(ino, what, range, keeps_size).await
     }
 
@@ -246,9 +240,7 @@ impl WriteFs for Writable<'_> {
         let is_known = [acls::ACCESS, acls::DEFAULT, xattrs::COMPRESSION].contains(&name)
             || NAMESPACES.iter().any(|space| name.len() > space.len() && name.starts_with(space));
         let set = match name {
-            acls::ACCESS => {
-                self.engine.set_access_acl(id.root, id.ino, value, kills_set_group_id, now()).await
-            }
+            acls::ACCESS => self.engine.set_access_acl(id.root, id.ino, value, kills_set_group_id, now()).await,
             _ if !is_known => return Err(refused(libc::EOPNOTSUPP, "extended attributes have no such namespace")),
             _ => {
                 let mode = match mode {

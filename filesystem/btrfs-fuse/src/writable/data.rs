@@ -54,7 +54,7 @@ impl Writable<'_> {
     pub(super) async fn write_file(&self, write: Write) -> Result<(), FsError> {
         let file = self.file(write.ino)?;
         self.kill_set_id(file, write.kills_set_id).await?;
-        self.write_all(file, write.offset, to_slice(write.data)).await?;
+        self.write_all(file, (write.offset, to_slice(write.data)), !write.keeps_times).await?;
         let is_synchronous = write.handle & IS_SYNCHRONOUS != 0;
         match write.durability {
             WriteDurability::All => self.sync_file(file, false).await,
@@ -64,11 +64,11 @@ impl Writable<'_> {
         }
     }
 
-    async fn write_all(&self, file: InodeId, offset: u64, data: Slice) -> Result<(), FsError> {
+    async fn write_all(&self, file: InodeId, (offset, data): (u64, Slice), sets_times: bool) -> Result<(), FsError> {
         let mut done = 0;
         while done < data.len() {
-            let rest = data.slice(done..);
-            let written = self.engine.write(file.root, file.ino, offset.saturating_add(done as u64), rest).await;
+            let rest = (offset.saturating_add(done as u64), data.slice(done..));
+            let written = self.engine.write_as(file.root, file.ino, rest, sets_times).await;
             done += written.map_err(to_write_error)? as usize;
         }
         Ok(())
@@ -125,7 +125,8 @@ impl Writable<'_> {
         if copied < head {
             return Ok(copied);
         }
-        let shared = self.share((from, shareable.start), (to, to_offset + head), shareable.end - shareable.start).await?;
+        let shared =
+            self.share((from, shareable.start), (to, to_offset + head), shareable.end - shareable.start).await?;
         let done = head + shared;
         let rest = self.copy_bytes((from, from_offset + done), (to, to_offset + done), bytes - done).await;
         // What was done is done.
@@ -180,7 +181,7 @@ impl Writable<'_> {
         let data = self.engine.read(from.root, from.ino, from_offset, bytes.min(COPY_BYTES)).await;
         let data = data.map_err(to_fuse_error)?;
         let copied = data.len() as u64;
-        self.write_all(to, to_offset, data).await?;
+        self.write_all(to, (to_offset, data), true).await?;
         Ok(copied)
     }
 }

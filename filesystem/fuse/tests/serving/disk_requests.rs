@@ -267,7 +267,7 @@ impl WriteFs for Disk {
     }
 
     async fn write(&self, write: Write) -> Result<(), FsError> {
-        let Write { ino, handle, offset, data, durability, kills_set_id } = write;
+        let Write { ino, handle, offset, data, durability, kills_set_id, .. } = write;
         assert_eq!(handle, ino ^ HANDLE);
         let asked = &self.asked;
         asked.writes.fetch_add(1, Ordering::SeqCst);
