@@ -32,7 +32,8 @@ fn cached_and_direct_files_show_the_same() {
     }
     for options in [writable(), write_through()] {
         let served = ServedDisk::start(options);
-        let (cached, direct) = (open(&served.path("file"), OFlags::empty()), open(&served.path("file"), OFlags::DIRECT));
+        let (cached, direct) =
+            (open(&served.path("file"), OFlags::empty()), open(&served.path("file"), OFlags::DIRECT));
         let mut random = fastrand::Rng::with_seed(3);
         let mut expected = vec![0; 200_000];
         cached.write_all_at(&expected, 0).unwrap();

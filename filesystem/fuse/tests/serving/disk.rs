@@ -270,7 +270,13 @@ impl Disk {
         Ok(())
     }
 
-    /// All paths below an inode.
+    /// The content of everything that has a path.
+    pub fn all_content(&self) -> BTreeMap<String, Vec<u8>> {
+        let mut found = BTreeMap::new();
+        self.note_content(ROOT, "", &mut found);
+        found
+    }
+
     fn note_content(&self, ino: u64, path: &str, found: &mut BTreeMap<String, Vec<u8>>) {
         let entries = self.with(ino, |node| Ok(node.entries.clone())).unwrap();
         for (name, ino) in entries.into_values().skip(2) {
@@ -308,7 +314,7 @@ impl ServedDisk {
             ready.send(()).unwrap();
             let stop = async { stopped.await.unwrap_or_default() };
             let ended = Reactor::new(Config::default()).unwrap().block_on(session.serve_writable(&disk, stop));
-            disk.note_content(ROOT, "", &mut of_server.at_end.lock().unwrap());
+            *of_server.at_end.lock().unwrap() = disk.all_content();
             let without = disk.nodes.borrow().values().filter(|node| node.attributes.links == 0).count();
             of_server.without_names.store(without as u64, Ordering::SeqCst);
             ended

@@ -111,7 +111,8 @@ fn tree(folder: &Path) -> BTreeMap<PathBuf, (u64, Vec<u8>)> {
             () => fs::read(&path).unwrap(),
         };
         if kind.is_dir() {
-            found.extend(tree(&path).into_iter().map(|(below, what)| (Path::new(&entry.file_name()).join(below), what)));
+            found
+                .extend(tree(&path).into_iter().map(|(below, what)| (Path::new(&entry.file_name()).join(below), what)));
         }
         let links = if kind.is_file() { entry.metadata().unwrap().nlink() } else { 0 };
         found.insert(entry.file_name().into(), (links, content));
