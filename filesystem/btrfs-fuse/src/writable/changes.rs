@@ -198,6 +198,9 @@ impl WriteFs for Writable<'_> {
 
     async fn set_attributes(&self, ino: u64, changes: &Changes) -> Result<Attributes, FsError> {
         let id = self.inode(ino)?;
+        if changes.size_bytes.is_some() || changes.uid.is_some() || changes.gid.is_some() {
+            self.drop_rights(ino, id, false).await?;
+        }
         if let Some(size) = changes.size_bytes {
             self.engine.truncate(id.root, id.ino, size).await.map_err(to_write_error)?;
         }
@@ -251,6 +254,7 @@ impl WriteFs for Writable<'_> {
                 self.engine.set_xattr(id.root, id.ino, (name, value), mode, now()).await
             }
         };
+        self.known.set_has_no_capabilities(ino, false);
         set.map_err(to_fuse_error)
     }
 
