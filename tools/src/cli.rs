@@ -29,7 +29,6 @@ use sealblock_units::{BlockSize, ByteCount, Lba};
 
 pub use attach::{Attach, Detach};
 pub use bench::Bench;
-pub use mount_options::MountOptions;
 pub use fs::{Fs, FsCat, FsCheck, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree, FsVerify};
 pub use fs_format::{Feature, FeatureChange, FsFormat};
 pub use fs_write::{
@@ -39,6 +38,7 @@ pub use fs_write::{
 pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
 };
+pub use mount_options::MountOptions;
 pub use scrub::{Scrub, ScrubCommand, ScrubStart, ScrubStatus, Scrubbed, ServedName};
 pub use serve::{Discover, Serve};
 pub use status::{Log, ServerName, Status};

@@ -341,10 +341,9 @@ mod tests {
     #[test]
     fn the_mode_and_the_list_of_an_inode_change_together() {
         let mut tree = new_tree();
-        let ino = change(&mut tree, |plan| {
-            plan.create(Place { directory: TOP, name: b"file" }, NewFile::Regular, &OWNER)
-        })
-        .unwrap();
+        let ino =
+            change(&mut tree, |plan| plan.create(Place { directory: TOP, name: b"file" }, NewFile::Regular, &OWNER))
+                .unwrap();
         let mode = |plan: &Plan<'_, _>| plan.inode(ino).unwrap().mode.get() & 0o7777;
         change(&mut tree, |plan| {
             let to = |bits| AttributeChanges { permissions: Some(bits), ..AttributeChanges::default() };

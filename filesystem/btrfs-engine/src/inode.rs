@@ -222,7 +222,8 @@ impl<V: Items> Plan<'_, V> {
             self.mode_changed(ino, bits)?;
         }
         self.edit_inode(ino, |inode| {
-            let mode = changes.permissions.map_or(inode.mode.get(), |bits| inode.mode.get() & FileType::MODE_MASK | bits);
+            let mode =
+                changes.permissions.map_or(inode.mode.get(), |bits| inode.mode.get() & FileType::MODE_MASK | bits);
             inode.mode = if kills { without_set_id(mode) } else { mode }.into();
             inode.uid = changes.uid.map_or(inode.uid, Into::into);
             inode.gid = changes.gid.map_or(inode.gid, Into::into);

@@ -323,9 +323,7 @@ mod tests {
         use InodeFlags as F;
         let mut tree = new_tree();
         change(&mut tree, |plan| {
-            let new = |plan: &mut Plan<'_, Tree>, name, file| {
-                plan.create(Place { directory: TOP, name }, file, &OWNER)
-            };
+            let new = |plan: &mut Plan<'_, Tree>, name, file| plan.create(Place { directory: TOP, name }, file, &OWNER);
             let file = new(plan, b"file", NewFile::Regular)?;
             let fifo = new(plan, b"fifo", NewFile::Fifo)?;
             for (value, flags) in [(&b"zstd:9"[..], F::COMPRESS), (b"none", F::NOCOMPRESS), (b"", F::empty())] {

@@ -15,12 +15,7 @@ const BLOCK_BYTES: u64 = 512;
 ///
 /// # Errors
 /// If its device number has more bits than Linux can show.
-pub(crate) fn attributes(
-    ino: u64,
-    kind: Kind,
-    item: &InodeItem,
-    block_size_bytes: u32,
-) -> Result<Attributes, FsError> {
+pub(crate) fn attributes(ino: u64, kind: Kind, item: &InodeItem, block_size_bytes: u32) -> Result<Attributes, FsError> {
     let is_device = matches!(kind, Kind::CharDevice | Kind::BlockDevice);
     let device = if is_device { shown_device(item.rdev.get()) } else { Some(0) };
     Ok(Attributes {

@@ -210,8 +210,11 @@ impl ReadFs for Writable<'_> {
             match self.attributes_of(id).await {
                 // The name may be gone meanwhile; otherwise its target should exist.
                 Err(FsError::NotFound) if is_again => {
-                    return Err(FsError::Damaged(format!("a name of inode {} in subvolume {} leads to inode {}, which \
-                         is lost", directory.ino, directory.root, id.ino)));
+                    return Err(FsError::Damaged(format!(
+                        "a name of inode {} in subvolume {} leads to inode {}, which \
+                         is lost",
+                        directory.ino, directory.root, id.ino
+                    )));
                 }
                 Err(FsError::NotFound) => is_again = true,
                 result => return result,

@@ -6,12 +6,19 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileType, INodeNo};
+use fuser::{FileAttr, FileType, FopenFlags, INodeNo};
 
 use crate::error::FsError;
 use crate::interface::{Attributes, Kind, Time};
 
 const NANOSECONDS: u32 = 1_000_000_000;
+/// The kernel keeps a directory's entries until the directory changes, also from one opening to the next.
+pub const DIRECTORY_FLAGS: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_CACHE_DIR);
+/// A file whose content the kernel keeps in its page cache, also from one opening to the next.
+pub const CACHED_FLAGS: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_NOFLUSH);
+/// A file of which the kernel caches nothing. Writes to it may come at the same time, which a filesystem can take.
+pub const DIRECT_FLAGS: FopenFlags =
+    CACHED_FLAGS.union(FopenFlags::FOPEN_DIRECT_IO).union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 
 /// The filesystem's number for an inode number of the kernel.
 pub fn ino_of(node: INodeNo, root: u64) -> u64 {

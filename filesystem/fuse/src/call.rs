@@ -17,7 +17,7 @@ use crate::interface::Seek;
 
 mod changes;
 
-pub use changes::{ChangeRequest, NewName, OwnedContent};
+pub use changes::{ChangeRequest, NewName, OwnedContent, Writeback};
 
 /// A request, with its reply. Inode numbers are the filesystem's.
 #[derive(Debug)]
@@ -98,6 +98,15 @@ pub enum FsRequest {
         reply: ReplyStatfs,
     },
     Change(ChangeRequest),
+}
+
+/// So many lookups of an inode are forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forget {
+    /// The filesystem's number.
+    pub ino: u64,
+    /// How many.
+    pub lookups: u64,
 }
 
 /// A request in flight.

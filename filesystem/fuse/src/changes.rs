@@ -3,6 +3,9 @@
 //! Shape: what [`ReadFs`] offers, and changes. Many requests may be in flight at once, also for one file. The kernel
 //! checks permissions before it asks, and knows umask, owner and group of who asks; the filesystem does what only it can
 //! know: what a new inode inherits, which bits of a mode go, whether a name may be moved.
+//!
+//! The filesystem removes the attribute `security.capability` whenever content or owner change, whoever does it. The
+//! set-user-ID and set-group-ID bits it removes when it is told to (`kills_set_id`), but never those of a directory.
 
 use crate::error::FsError;
 use crate::interface::{Attributes, Kind, MAX_COOKIE, ReadFs, Time};
@@ -128,6 +131,8 @@ pub struct Write {
     pub durability: WriteDurability,
     /// The set-user-ID bit, and the set-group-ID bit if the group may execute the file, are removed.
     pub kills_set_id: bool,
+    /// The times of the file stay: the kernel, which has collected the write, sets them.
+    pub keeps_times: bool,
 }
 
 /// What must be durable when a write is answered.
@@ -180,7 +185,8 @@ pub struct CopyRange {
 ///
 /// If a change returns an error, it changed nothing, unless the method says otherwise.
 pub trait WriteFs: ReadFs {
-    /// Opens a regular file.
+    /// Opens a regular file. The kernel also reads with a handle that is only for writing, if it collects writes in its
+    /// page cache and a write does not fill a page.
     fn open_as(&self, ino: u64, mode: OpenMode) -> impl Future<Output = Result<Opened, FsError>>;
 
     /// The highest cookie that an entry of this directory has now. Entries that are added later have higher ones. A
@@ -215,7 +221,8 @@ pub trait WriteFs: ReadFs {
         mode: RenameMode,
     ) -> impl Future<Output = Result<(), FsError>>;
 
-    /// Changes attributes. If the size changes, and the rest then fails, the new size stays.
+    /// Changes attributes. It also serves to remove the set-user-ID and set-group-ID bits before
+    /// [`WriteFs::allocate`] and [`WriteFs::copy_range`]. If the size changes, and the rest then fails, the new size stays.
     fn set_attributes(&self, ino: u64, changes: &Changes) -> impl Future<Output = Result<Attributes, FsError>>;
 
     /// Writes all of the data, or fails; then any part of them may be written.
@@ -236,7 +243,8 @@ pub trait WriteFs: ReadFs {
         keeps_size: bool,
     ) -> impl Future<Output = Result<(), FsError>>;
 
-    /// Copies, or lets the files share, a range. Returns how many bytes from its start; fewer at the end of the source.
+    /// Copies, or lets the files share, a range. Returns how many bytes from its start; fewer at the end of the source,
+    /// or if the program shall ask again for the rest. Pages in the kernel's cache were written before.
     fn copy_range(&self, copy: CopyRange) -> impl Future<Output = Result<u64, FsError>>;
 
     /// Sets an extended attribute.
@@ -253,7 +261,9 @@ pub trait WriteFs: ReadFs {
     fn remove_xattr(&self, ino: u64, name: &[u8]) -> impl Future<Output = Result<(), FsError>>;
 
     /// A command for a file or directory: its number, its argument, and the bytes that may be returned, each at most
-    /// [`MAX_IOCTL_BYTES`]. [`FsError::NoSuchCommand`] for one that the filesystem does not know.
+    /// [`MAX_IOCTL_BYTES`]. [`FsError::NoSuchCommand`] for one that the filesystem does not know. What else it changes,
+    /// the kernel must be told ([`Notifier`](crate::Notifier)); pages that the kernel has not written yet it does not
+    /// know. Before the kernel sets flags (FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR), it gets them with FS_IOC_FSGETXATTR.
     fn ioctl(
         &self,
         caller: Caller,
@@ -264,6 +274,8 @@ pub trait WriteFs: ReadFs {
     ) -> impl Future<Output = Result<Vec<u8>, FsError>>;
 
     /// The kernel knows an inode no more: neither is it open, nor has it any entry or page in a cache. One without names
-    /// can be deleted. It may be looked up again at any time, also before this ends.
+    /// can be deleted. It may be looked up again at any time, also before this ends, but this is never called twice at
+    /// once for an inode. When serving ends, it is called for every inode that the kernel still knew, also for those that
+    /// are open, whose handles are then worth nothing.
     fn forgotten(&self, ino: u64) -> impl Future<Output = ()>;
 }

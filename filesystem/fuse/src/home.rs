@@ -6,15 +6,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use fuser::{
-    Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry,
-    ReplyXattr,
+    Errno, FileAttr, FileHandle, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyXattr,
 };
 
-use crate::attributes::{check_ino, entry, file_attr, file_type, no_entry, unknown};
-use crate::call::FsRequest;
+use crate::attributes::{CACHED_FLAGS, DIRECTORY_FLAGS, check_ino, entry, file_attr, file_type, no_entry, unknown};
+use crate::call::{Forget, FsRequest};
 use crate::error::FsError;
 use crate::interface::{DirectoryEntry, Kind, MAX_COOKIE, MAX_NAME_BYTES, MAX_XATTR_BYTES, ReadFs, Seek, Statistics};
-use crate::kernel::{DIRECTORY_FLAGS, Forget};
 use crate::known::Known;
 
 mod changes;
@@ -27,8 +25,6 @@ pub use writable::Writable;
 const CACHE_TIMEOUT: Duration = Duration::from_secs(365 * 86400);
 /// The generation of all inodes: no inode number is ever reused.
 const GENERATION: Generation = Generation(0);
-/// A file whose content the kernel keeps in its page cache, also from one opening to the next.
-const CACHED_FLAGS: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_NOFLUSH);
 /// The number of entries that are read before their attributes are read.
 const ENTRY_BATCH: usize = 64;
 

@@ -1,7 +1,8 @@
 //! The interface of a filesystem that can be mounted, independent of the protocol.
 //!
 //! Shape: the filesystem chooses inode numbers, which stay valid as long as it is mounted. The kernel caches replies,
-//! because nothing changes. All requests are sent on one core, and several may be in flight at once.
+//! because nothing changes but by its own requests (`changes.rs`). All requests are sent on one core, and several may be
+//! in flight at once.
 
 use crate::error::FsError;
 
@@ -132,7 +133,8 @@ pub trait ReadFs {
     /// Opens a regular file. Returns a handle that the filesystem chooses and that is valid until it is released.
     fn open(&self, ino: u64) -> impl Future<Output = Result<u64, FsError>>;
 
-    /// Releases a handle of [`ReadFs::open`]. Files that are open when serving ends are not released.
+    /// Releases a handle of [`ReadFs::open`], or of one of the methods of `WriteFs` that open. Files that are open when
+    /// serving ends are not released.
     fn release(&self, ino: u64, handle: u64) -> impl Future<Output = ()>;
 
     /// Reads at most `size_bytes`, never more than [`MAX_READ_BYTES`]; fewer only at the end of the file.

@@ -11,15 +11,15 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags,
-    IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
 };
 use sealblock_runtime_reactor::Mailbox;
 
-use crate::attributes::ino_of;
-use crate::call::{Call, ChangeRequest, FsRequest, NewName, OwnedContent, Permits};
+use crate::attributes::{DIRECTORY_FLAGS, ino_of};
+use crate::call::{Call, ChangeRequest, Forget, FsRequest, NewName, OwnedContent, Permits, Writeback};
 use crate::changes::{CopyRange, MAX_IOCTL_BYTES, MAX_WRITE_BYTES, OpenMode, Write};
 use crate::interface::{MAX_READ_BYTES, Seek};
 
@@ -30,17 +30,6 @@ const MAX_BACKGROUND: u16 = 64;
 /// Values of lseek(2).
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
-/// The kernel keeps a directory's entries until the directory changes, and does not read them again when it is opened.
-pub const DIRECTORY_FLAGS: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_CACHE_DIR);
-
-/// So many lookups of an inode are forgotten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Forget {
-    /// The filesystem's number.
-    pub ino: u64,
-    /// How many.
-    pub lookups: u64,
-}
 
 /// Receives the kernel's requests.
 pub struct KernelSide {
@@ -53,6 +42,8 @@ pub struct KernelSide {
     /// What the kernel forgets. It needs no permit: the kernel forgets an inode only once, and only an answer makes it
     /// known again, so never more wait here than there were inodes known.
     pub forgets: Arc<Mailbox<Forget>>,
+    /// What the kernel writes back.
+    pub writeback: Writeback,
     /// What a mount that can be changed has agreed upon; `None` for a read-only one.
     pub writes: Option<Agreed>,
 }
@@ -392,11 +383,13 @@ impl Filesystem for KernelSide {
         if data.len() > MAX_WRITE_BYTES as usize {
             return reply.error(Errno::EINVAL);
         }
+        let writeback = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE).then(|| self.writeback.begin());
         let durability = changes::durability(flags);
         let kills_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let (ino, handle, data) = (self.ino(ino), handle.0, data.to_vec());
-        let write = Write { ino, handle, offset, data, durability, kills_set_id };
-        self.change(ChangeRequest::Write { write, reply });
+        let keeps_times = writeback.is_some() && self.writes.as_ref().is_some_and(|agreed| agreed.writeback_cache);
+        let write = Write { ino, handle, offset, data, durability, kills_set_id, keeps_times };
+        self.change(ChangeRequest::Write { write, writeback, reply });
     }
 
     fn fsync(&self, _request: &Request, ino: INodeNo, _handle: FileHandle, data_only: bool, reply: ReplyEmpty) {

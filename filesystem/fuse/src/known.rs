@@ -9,7 +9,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
 
-use crate::kernel::Forget;
+use crate::call::Forget;
 
 /// Counts lookups.
 #[derive(Default)]

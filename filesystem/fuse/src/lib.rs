@@ -1,4 +1,4 @@
-//! Mounts any readable filesystem ([`ReadFs`]) with this machine's kernel.
+//! Mounts any filesystem that can be read ([`ReadFs`]) or changed ([`WriteFs`]) with this machine's kernel.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -13,25 +13,35 @@
 //! }
 //! ```
 //!
+//! [`Options::write`] and [`Session::serve_writable`] make a mount that can be changed.
+//!
 //! The kernel caches replies as long as the mount lasts: attributes, names (also absent ones), targets of links,
-//! directories, and content. So the filesystem may return other replies only after it is mounted again.
+//! directories, and content. It is the only one that may change the filesystem. What changes otherwise, for example by a
+//! command ([`WriteFs::ioctl`]), it must be told with a [`Notifier`].
 //!
 //! Invariants:
-//! - Nothing is ever changed: the mount is read-only, and every request for a change is refused.
+//! - Nothing is changed through a read-only mount, or by [`Session::serve`]: every request for a change is refused.
 //! - The filesystem is used on one core, by futures that need not be `Send`. Requests arrive on threads of the session,
 //!   and a mailbox of the reactor carries them; replies are sent from the core.
-//! - The number of calls in flight, and with it the memory for data, is limited; at the limit the kernel waits.
+//! - The number of calls in flight, and with it the memory for data, is limited; at the limit the kernel waits. What it
+//!   forgets is not limited, because it cannot forget more inodes than it knew.
 //! - Every request gets exactly one reply. If a request is dropped, because its future panicked or serving ended, the
 //!   reply is EIO.
+//! - Every inode that a reply has made known to the kernel is forgotten once by the filesystem: when the kernel forgets it,
+//!   or when serving ends.
+//! - The core never waits for the kernel. Threads of their own unmount and give notices, because the kernel then waits
+//!   for answers of the core.
 //!
 //! Shape: `fuser` implements the protocol and the kernel's device, without libfuse. It is hidden behind the trait, so
 //! that our own implementation can replace it; none of its types is in this interface.
 //!
 //! Every file uses only the files above it:
-//! - `interface.rs` (the trait) with `error.rs`
+//! - `interface.rs` and `changes.rs` (the traits) with `error.rs`
 //! - `attributes.rs` (values of the protocol), `call.rs` (requests between threads), `mounts.rs` (the kernel's mount
-//!   table)
+//!   table), `notices.rs` (what the kernel is told)
+//! - `known.rs` (inodes that the kernel knows), `mounted.rs` (how a mount ends)
 //! - `kernel.rs` (receives requests), `home.rs` (answers them)
+//! - `work.rs` (what is in flight)
 //! - `session.rs` (mounts, serves, unmounts)
 //!
 //! The serving process must not use its own mount on the core's thread, because that thread would wait for itself. If a

@@ -10,12 +10,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fuser::SessionUnmounter;
 use rustix::mount::UnmountFlags;
 
+use crate::call::Writeback;
 use crate::mounts::{self, MountEntry, mount_on};
+
+/// For how long the kernel must have written nothing back until all counts as written, and how often that is looked at.
+const QUIET: Duration = Duration::from_millis(50);
+const GLANCE: Duration = Duration::from_millis(5);
 
 /// A mount.
 pub struct Mounted {
@@ -78,10 +83,10 @@ impl Mounted {
 
     /// Ends a mount that can be changed: the kernel writes what it has, and it is unmounted. Waits for answers of the
     /// session, so it must run on another thread than these; no longer than the limit.
-    pub fn stop(self: &Arc<Self>, limit: Duration) -> Stop {
+    pub fn stop(self: &Arc<Self>, writeback: &Writeback, limit: Duration) -> Stop {
         let (point, (done, written)) = (self.point.display(), mpsc::channel());
-        let mounted = Arc::clone(self);
-        let write = move || drop(done.send(mounted.write_back_and_unmount()));
+        let (mounted, writeback) = (Arc::clone(self), writeback.clone());
+        let write = move || drop(done.send(mounted.write_back_and_unmount(&writeback, limit)));
         let spawned = thread::Builder::new().name("fuse-sync".to_owned()).spawn(write);
         let is_late = match spawned.map(|_| written.recv_timeout(limit)) {
             Ok(Ok(Ok(true))) => return Stop::Over,
@@ -100,14 +105,23 @@ impl Mounted {
     }
 
     /// True if it is unmounted; false if it is written but files are open.
-    fn write_back_and_unmount(&self) -> io::Result<bool> {
+    fn write_back_and_unmount(&self, writeback: &Writeback, limit: Duration) -> io::Result<bool> {
         if !self.is_uppermost() {
             return Ok(false);
         }
         self.write_back()?;
         // Unmounting without force writes what was changed meanwhile, and fails if anything is open.
         let is_helped = self.helper.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        Ok(!is_helped && self.is_uppermost() && rustix::mount::unmount(&self.point, UnmountFlags::NOFOLLOW).is_ok())
+        if !is_helped && self.is_uppermost() && rustix::mount::unmount(&self.point, UnmountFlags::NOFOLLOW).is_ok() {
+            return Ok(true);
+        }
+        // Some kernels only send everything and do not wait for the answers.
+        let (start, mut last) = (Instant::now(), Instant::now());
+        while last.elapsed() < QUIET && start.elapsed() < limit {
+            thread::sleep(GLANCE);
+            last = if writeback.is_idle() { last } else { Instant::now() };
+        }
+        Ok(false)
     }
 
     /// Lets the kernel write all pages that programs have changed.

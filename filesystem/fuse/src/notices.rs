@@ -54,6 +54,9 @@ impl Notifier {
 
     /// The attributes of an inode and its content, or a directory's entries, have changed. Pages that were written but
     /// are still in the kernel's cache are written first; so a file must have been synced before it is changed.
+    ///
+    /// With [`WriteOptions::writeback_cache`](crate::WriteOptions), the kernel keeps the size and the times of a regular
+    /// file that it knows, whatever it is told. Only its own requests can change these.
     pub fn inode(&self, ino: u64) {
         self.notify(Notice::Inode(self.node(ino)));
     }

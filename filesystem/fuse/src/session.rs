@@ -1,13 +1,14 @@
 //! Mounting, serving and unmounting.
 //!
 //! Invariants: threads of the session receive the kernel's requests, the filesystem is only used on the core that
-//! serves, and only [`Call`]s move between them, through the reactor's mailbox. When serving ends for any reason, open
-//! requests are refused, the mount is removed, and the threads have ended.
+//! serves, and only [`Call`]s and [`Forget`]s move between them, through mailboxes of the reactor. When serving ends for
+//! any reason, open requests are refused, or finished if they may be changes, the mount is removed, and the threads have
+//! ended.
 //!
-//! Unmounting here does not wait until files are closed: reading them fails then (ENOTCONN), because a stop must end
-//! the program. To let programs finish reading, use `umount`, which waits until no file is open; after that serving
-//! ends by itself. A mount that is covered by another one cannot be unmounted, and its connection cannot be ended, so
-//! serving continues until it is uncovered and unmounted.
+//! Unmounting here does not wait until files are closed: using them fails then (ENOTCONN), because a stop must end the
+//! program; but what was written before is written. To let programs finish, use `umount`, which waits until no file is
+//! open; after that serving ends by itself. A mount that is covered by another one cannot be unmounted, and its
+//! connection cannot be ended, so serving continues until it is uncovered and unmounted.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -18,14 +19,15 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use fuser::{Config, MountOption, SessionACL, SessionUnmounter};
+use rustix::process::{configure_io_flusher_behavior, is_io_flusher};
 use sealblock_runtime_reactor::Mailbox;
 
-use crate::call::{Call, Permits};
+use crate::call::{Call, Forget, Permits, Writeback};
 use crate::changes::WriteFs;
 use crate::error::MountError;
 use crate::home::{ReadOnly, Served, Writable};
 use crate::interface::{MAX_READ_BYTES, ReadFs};
-use crate::kernel::{Agreed, Forget, KernelSide};
+use crate::kernel::{Agreed, KernelSide};
 use crate::mounted::{Mounted, Stop};
 use crate::mounts::{self, Allowed, set_readahead, set_writeback_share};
 use crate::notices::Notifier;
@@ -84,6 +86,7 @@ pub struct Session {
     calls: Arc<Mailbox<Call>>,
     forgets: Arc<Mailbox<Forget>>,
     permits: Arc<Permits>,
+    writeback: Writeback,
     /// How it can be changed.
     write: Option<WriteOptions>,
     notifier: Notifier,
@@ -102,6 +105,33 @@ impl Drop for FinishGuard {
     }
 }
 
+/// While this exists, the kernel lets this thread have memory without writing pages back for it, and does not slow it
+/// down because others have changed many pages: it may be the one that these must go through.
+struct Flusher {
+    was_one: bool,
+}
+
+impl Flusher {
+    /// From now on, if this process may (CAP_SYS_RESOURCE).
+    fn begin() -> Flusher {
+        let was_one = is_io_flusher().unwrap_or(true);
+        if !was_one && let Err(error) = configure_io_flusher_behavior(true) {
+            tracing::debug!(%error, "this thread is like any other for the kernel");
+        }
+        Flusher { was_one }
+    }
+}
+
+impl Drop for Flusher {
+    fn drop(&mut self) {
+        if !self.was_one
+            && let Err(error) = configure_io_flusher_behavior(false)
+        {
+            tracing::debug!(%error, "this thread stays privileged");
+        }
+    }
+}
+
 impl Session {
     /// Mounts on a directory, read-only unless the options say otherwise. Programs that use the mount wait until
     /// [`Session::serve`] or [`Session::serve_writable`] runs. `root` is the inode number of the filesystem's root
@@ -116,13 +146,23 @@ impl Session {
         let forgets = Arc::<Mailbox<Forget>>::default();
         let writes =
             options.write.as_ref().map(|write| Agreed { writeback_cache: write.writeback_cache, ..Agreed::default() });
-        let (to, limit, forgotten) = (Arc::clone(&calls), Arc::clone(&permits), Arc::clone(&forgets));
-        let side = KernelSide { root, calls: to, permits: limit, forgets: forgotten, writes };
+        let writeback = Writeback::default();
+        let side = KernelSide {
+            root,
+            calls: Arc::clone(&calls),
+            permits: Arc::clone(&permits),
+            forgets: Arc::clone(&forgets),
+            writeback: writeback.clone(),
+            writes,
+        };
         let (session, helper) = begin(&canonical, side, options).map_err(failed)?;
         let (finish, notifier) = (FinishGuard(Arc::clone(&calls)), Notifier::new(root));
         let kernel = session.notifier();
+        let is_writable = options.write.is_some();
         let run = move || {
             let _finish = finish;
+            // Its threads are started by this one, and are like it.
+            let _flusher = is_writable.then(Flusher::begin);
             session.run()
         };
         let thread = thread::Builder::new().name("fuse".to_owned()).spawn(run).or_else(|error| {
@@ -132,7 +172,8 @@ impl Session {
         let thread = Some(thread.map_err(failed)?);
         let (mounted, write) = (Arc::new(Mounted::new(canonical, helper)), options.write.clone());
         // From here on, dropping the session unmounts.
-        let mut session = Session { mounted, calls, forgets, permits, write, notifier, thread, notices: None };
+        let mut session =
+            Session { mounted, calls, forgets, permits, writeback, write, notifier, thread, notices: None };
         session.notices = Some(session.notifier.start(kernel).map_err(failed)?);
         session.adapt_caches();
         Ok(session)
@@ -181,6 +222,7 @@ impl Session {
     /// Like [`Session::serve`].
     pub async fn serve_writable<F: WriteFs>(self, fs: &F, stop: impl Future<Output = ()>) -> Result<Ended, MountError> {
         let patience = self.write.as_ref().map_or(Duration::ZERO, |write| write.patience);
+        let _flusher = Flusher::begin();
         let served = Writable::new(fs, self.notifier(), patience);
         self.serve_as(&served, stop).await
     }
@@ -221,7 +263,8 @@ impl Session {
     fn begin_to_stop(&self, stopped: &Arc<Mailbox<Stop>>) {
         if let Some(write) = &self.write {
             let (mounted, into, patience) = (Arc::clone(&self.mounted), Arc::clone(stopped), write.patience);
-            let end = move || into.push(mounted.stop(patience)).is_ok();
+            let writeback = self.writeback.clone();
+            let end = move || into.push(mounted.stop(&writeback, patience)).is_ok();
             match thread::Builder::new().name("fuse-stop".to_owned()).spawn(end) {
                 Ok(_) => return,
                 Err(error) => tracing::error!(%error, "what programs wrote last may be lost: no thread to write it"),

@@ -12,9 +12,8 @@ use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use sealblock_runtime_reactor::{Mailbox, timeout};
 
-use crate::call::Call;
+use crate::call::{Call, Forget};
 use crate::home::Served;
-use crate::kernel::Forget;
 
 /// How many inodes the filesystem is told to forget at the same time.
 const FORGETTING: usize = 16;

@@ -84,9 +84,13 @@ mod tests {
         assert!(all.writes && all.discards && all.writes_through && all.allows_devices && all.allow_other);
         assert_eq!((all.commit_interval, all.allows_set_id), (Duration::from_secs(30), true));
         assert_eq!(of("rw,discard,dev,suid,ro,nodiscard,nodev,nosuid"), Ok(plain));
-        for (bad, why) in
-            [("", "not an option"), ("rw,", "not an option"), ("commit=0", "1 to 300"), ("commit=301", "1 to 300"), ("commit=x", "1 to")]
-        {
+        for (bad, why) in [
+            ("", "not an option"),
+            ("rw,", "not an option"),
+            ("commit=0", "1 to 300"),
+            ("commit=301", "1 to 300"),
+            ("commit=x", "1 to"),
+        ] {
             assert!(of(bad).unwrap_err().contains(why), "{bad}");
         }
     }

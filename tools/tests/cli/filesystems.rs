@@ -2,10 +2,7 @@
 //! `btrfs-progs` and, for mounts, FUSE. What is absent is said and left out.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
-use std::process::{Child, Command};
 
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::items::directory::FileType;
@@ -16,7 +13,8 @@ use sealblock_proofs_btrfs_images::manifest::Manifest;
 use sealblock_proofs_btrfs_images::sets::{self, Recipe};
 use serde_json::json;
 
-use crate::common::{Answer, Place, has, noise, skipped};
+use crate::common::serving::{Serving, can_mount};
+use crate::common::{Answer, Place, noise, skipped};
 
 const TOP: u64 = objectid::FIRST_FREE;
 
@@ -130,36 +128,6 @@ fn names_in_a_filesystem_reach_nothing_outside() {
     assert_eq!(place.read("out/folder/file"), b"words");
 }
 
-/// A mount that a process of ours serves; ended when dropped.
-struct Serving(Child);
-
-impl Serving {
-    fn new(place: &Place, arguments: &str) -> Serving {
-        let mut child = place.start(arguments);
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.contains(" is mounted on "), "{line}: {:?}", child.wait());
-        Serving(child)
-    }
-
-    fn end(mut self) -> i32 {
-        let pid = self.0.id().to_string();
-        Command::new("kill").arg(pid).status().unwrap();
-        self.0.wait().unwrap().code().unwrap_or(-1)
-    }
-}
-
-fn can_mount() -> bool {
-    if Path::new("/dev/fuse").exists()
-        && has("umount")
-        && Command::new("id").arg("-u").output().unwrap().stdout == b"0\n"
-    {
-        return true;
-    }
-    skipped("mounts need root and /dev/fuse");
-    false
-}
-
 #[test]
 fn a_mount_shows_files_and_errors_of_damaged_ones() {
     if !can_mount() {
@@ -168,7 +136,7 @@ fn a_mount_shows_files_and_errors_of_damaged_ones() {
     let (place, data) = place();
     damage(&place, 8192);
     fs::create_dir(place.path("point")).unwrap();
-    let serving = Serving::new(&place, "fs mount image point");
+    let serving = Serving::new(&place, "image point");
     assert_eq!(place.read("point/folder/below"), b"more words");
     let file = fs::File::open(place.path("point/summed")).unwrap();
     let mut read = vec![0; 8192];
@@ -207,7 +175,7 @@ fn a_mount_shows_what_the_kernel_shows() {
         let place = Place::new();
         fs::create_dir(place.path("point")).unwrap();
         let images: Vec<_> = made.images.iter().map(|image| image.to_str().unwrap()).collect();
-        let serving = Serving::new(&place, &format!("fs mount {}: point", images.join("+")));
+        let serving = Serving::new(&place, &format!("{}: point", images.join("+")));
         let found = Manifest::scan(&place.path("point")).unwrap();
         let differences = made.manifest.difference(&found);
         assert!(differences.is_empty(), "{}: {differences:#?}", recipe.name);

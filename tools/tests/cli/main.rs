@@ -16,6 +16,7 @@ mod front;
 mod fs_change;
 mod fs_check;
 mod fs_format;
+mod fs_mount;
 mod fs_put;
 mod fs_roots;
 mod fs_verify;

@@ -58,7 +58,7 @@ impl Engine {
         let method = self.change(|transaction| transaction.compression_of(id, info)).await?;
         let mut content = self.content(id, info.stored_size(), true).await?;
         content.resize(size as usize, 0);
-        self.put_inline(lock, info, content, method).await
+        self.put_inline(lock, info, (content, method), true).await
     }
 
     async fn lengthen(&self, lock: &Rc<FileLock>, info: &FileInfo, size: u64) -> Result<(), EngineError> {

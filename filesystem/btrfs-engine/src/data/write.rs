@@ -145,6 +145,20 @@ impl Engine {
     /// If there is no space, no copy of a sector can be written, it is not a regular file, or it must not be changed.
     /// The file is as it was then; only what was to be written in place may have both old and new sectors.
     pub async fn write(&self, root: u64, ino: u64, offset: u64, data: Slice) -> Result<u64, EngineError> {
+        self.write_as(root, ino, (offset, data), true).await
+    }
+
+    /// As [`Engine::write`], but the times of the file change only if `sets_times`. Otherwise the caller sets them.
+    ///
+    /// # Errors
+    /// As for [`Engine::write`].
+    pub async fn write_as(
+        &self,
+        root: u64,
+        ino: u64,
+        (offset, data): (u64, Slice),
+        sets_times: bool,
+    ) -> Result<u64, EngineError> {
         let (id, bytes) = (FileId { root, ino }, data.len() as u64);
         if bytes == 0 {
             return Ok(0);
@@ -153,7 +167,8 @@ impl Engine {
         let own = lock.begin_write(offset..offset + bytes);
         let mut done = 0;
         while done < bytes {
-            match self.write_step(&lock, &own, offset + done, &data.slice(done as usize..)).await {
+            let step = (offset + done, data.slice(done as usize..));
+            match self.write_step(&lock, &own, step, sets_times).await {
                 Ok(written) => done += written,
                 Err(error) if done == 0 || matches!(error, EngineError::Stopped(_)) => {
                     self.write_failed(&lock, own).await;
@@ -205,11 +220,11 @@ impl Engine {
         &self,
         lock: &Rc<FileLock>,
         own: &OrderedWrite,
-        at: u64,
-        data: &Slice,
+        (at, data): (u64, Slice),
+        sets_times: bool,
     ) -> Result<u64, EngineError> {
         let (plan, in_place_write) = self.plan_write(lock, (at, data.len() as u64)).await?;
-        if plan.may_be_inline && self.write_inline(lock, &plan, at, data).await? {
+        if plan.may_be_inline && self.write_inline(lock, &plan, (at, &data), sets_times).await? {
             return Ok(data.len() as u64);
         }
         let sectors = plan.info.sectors(&plan.bytes);
@@ -224,7 +239,7 @@ impl Engine {
         let put = Put { pieces, in_place: plan.in_place, in_place_write, method: plan.method };
         let written = self.put(lock, &plan.info, put).await?;
         let end = written.end.min(plan.bytes.end);
-        self.show(lock, written, Some(own), end).await?;
+        self.show_as(lock, written, (Some(own), end), sets_times).await?;
         if cleans_tail {
             lock.state().set_tail_clean(true);
         }
@@ -252,14 +267,14 @@ impl Engine {
         &self,
         lock: &FileLock,
         plan: &WritePlan,
-        at: u64,
-        data: &Slice,
+        (at, data): (u64, &Slice),
+        sets_times: bool,
     ) -> Result<bool, EngineError> {
         let mut content = self.content(lock.file(), plan.size, plan.is_inline).await?;
         let from = at as usize;
         content.resize(content.len().max(from + data.len()), 0);
         content[from..from + data.len()].copy_from_slice(data);
-        self.put_inline(lock, &plan.info, content, plan.method).await
+        self.put_inline(lock, &plan.info, (content, plan.method), sets_times).await
     }
 
     /// The content of a small file.
@@ -278,14 +293,15 @@ impl Engine {
         &self,
         lock: &FileLock,
         info: &FileInfo,
-        content: Vec<u8>,
-        method: Option<Method>,
+        (content, method): (Vec<u8>, Option<Method>),
+        sets_times: bool,
     ) -> Result<bool, EngineError> {
         let Some(mut part) = inline_part(info, &content, method, 0) else { return Ok(false) };
         let size = content.len() as u64;
         self.change(|transaction| {
             part.generation = transaction.generation();
-            transaction.change_file(lock.file(), &FileChange::default(), |edit, info| {
+            let how = FileChange { sets_times, ..FileChange::default() };
+            transaction.change_file(lock.file(), &how, |edit, info| {
                 edit.drop_range(0..info.sector(), Order::FromStart, NonZeroUsize::MAX)?;
                 edit.insert_inline(&part, size)?;
                 Ok(((), size))
@@ -399,7 +415,17 @@ impl Engine {
         own: Option<&OrderedWrite>,
         end: u64,
     ) -> Result<(), EngineError> {
-        let how = FileChange { written: Some(&written), ..FileChange::default() };
+        self.show_as(lock, written, (own, end), true).await
+    }
+
+    async fn show_as(
+        &self,
+        lock: &FileLock,
+        written: Written<'_>,
+        (own, end): (Option<&OrderedWrite>, u64),
+        sets_times: bool,
+    ) -> Result<(), EngineError> {
+        let how = FileChange { written: Some(&written), sets_times, ..FileChange::default() };
         self.change(|transaction| {
             let state = lock.state();
             let (size, stored, was) = transaction.change_file(lock.file(), &how, |_, info| {

@@ -6,8 +6,8 @@
 //! - Extents go from the end of the file, and its size goes with them.
 
 use std::num::NonZeroUsize;
-use std::task::Poll;
 
+use sealblock_block::yield_once;
 use sealblock_btrfs_format::features::Incompat;
 use sealblock_btrfs_format::items::directory::FileType;
 use sealblock_btrfs_format::items::inode::{InodeFlags, InodeItem, Timespec};
@@ -61,7 +61,7 @@ impl Engine {
     /// As for [`Engine::commit`].
     pub async fn between_steps(&self) -> Result<(), EngineError> {
         self.limit_dirty().await?;
-        yield_now().await;
+        yield_once().await;
         Ok(())
     }
 
@@ -112,19 +112,6 @@ impl Engine {
             Orphan::Stale => Ok(()),
         }
     }
-}
-
-/// Lets the other tasks of the core run.
-async fn yield_now() {
-    let mut has_waited = false;
-    std::future::poll_fn(|context| {
-        if std::mem::replace(&mut has_waited, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 impl Transaction {

@@ -15,6 +15,7 @@ mod faults;
 mod faulty;
 mod files;
 mod items;
+mod mounted;
 mod names;
 mod releases;
 mod scan;

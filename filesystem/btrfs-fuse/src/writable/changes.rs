@@ -198,6 +198,9 @@ impl WriteFs for Writable<'_> {
 
     async fn set_attributes(&self, ino: u64, changes: &Changes) -> Result<Attributes, FsError> {
         let id = self.inode(ino)?;
+        if changes.size_bytes.is_some() || changes.uid.is_some() || changes.gid.is_some() {
+            self.drop_rights(ino, id, false).await?;
+        }
         if let Some(size) = changes.size_bytes {
             self.engine.truncate(id.root, id.ino, size).await.map_err(to_write_error)?;
         }
@@ -220,13 +223,7 @@ impl WriteFs for Writable<'_> {
         self.engine.sync().await.map(drop).map_err(to_write_error)
     }
 
-    async fn allocate(
-        &self,
-        ino: u64,
-        what: Allocate,
-        range: (u64, u64),
-        keeps_size: bool,
-    ) -> Result<(), FsError> {
+    async fn allocate(&self, ino: u64, what: Allocate, range: (u64, u64), keeps_size: bool) -> Result<(), FsError> {
         self.allocate_range(ino, what, range, keeps_size).await
     }
 
@@ -246,9 +243,7 @@ impl WriteFs for Writable<'_> {
         let is_known = [acls::ACCESS, acls::DEFAULT, xattrs::COMPRESSION].contains(&name)
             || NAMESPACES.iter().any(|space| name.len() > space.len() && name.starts_with(space));
         let set = match name {
-            acls::ACCESS => {
-                self.engine.set_access_acl(id.root, id.ino, value, kills_set_group_id, now()).await
-            }
+            acls::ACCESS => self.engine.set_access_acl(id.root, id.ino, value, kills_set_group_id, now()).await,
             _ if !is_known => return Err(refused(libc::EOPNOTSUPP, "extended attributes have no such namespace")),
             _ => {
                 let mode = match mode {
@@ -259,6 +254,7 @@ impl WriteFs for Writable<'_> {
                 self.engine.set_xattr(id.root, id.ino, (name, value), mode, now()).await
             }
         };
+        self.known.set_has_no_capabilities(ino, false);
         set.map_err(to_fuse_error)
     }
 

@@ -7,9 +7,9 @@
 //! user owns what is changed and what is read, or is root.
 
 use sealblock_btrfs_engine::data::{FilePlace, now};
-use sealblock_btrfs_engine::inode::Ownership;
+use sealblock_btrfs_engine::inode::{Ownership, SETTABLE_FLAGS};
 use sealblock_btrfs_engine::names::Place;
-use sealblock_btrfs_engine::operations::{NewSnapshot, SubvolumePlace};
+use sealblock_btrfs_engine::operations::{NewSnapshot, Resolved, SubvolumePlace};
 use sealblock_btrfs_format::items::inode::InodeFlags;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_fuse::{Caller, FsError};
@@ -29,6 +29,8 @@ const NAME_BYTES: usize = 256;
 /// Bytes of the arguments of commands for subvolumes: a number and a name, and then two more numbers.
 const SUBVOLUME_BYTES: usize = 8 + NAME_BYTES;
 const SNAPSHOT_BYTES: usize = SUBVOLUME_BYTES + 16;
+/// Bytes of the extended flags: 4 of flags, and then what other filesystems have.
+const EXTENDED_BYTES: usize = 28;
 
 const fn number(direction: u32, kind: u32, command: u32, bytes: usize) -> u32 {
     direction << 30 | (bytes as u32) << 16 | kind << 8 | command
@@ -38,6 +40,11 @@ const fn number(direction: u32, kind: u32, command: u32, bytes: usize) -> u32 {
 pub const GET_FLAGS: u32 = number(READ, b'f' as u32, 1, 8);
 /// See [`GET_FLAGS`].
 pub const SET_FLAGS: u32 = number(WRITE, b'f' as u32, 2, 8);
+/// FS_IOC_FSGETXATTR and FS_IOC_FSSETXATTR of Linux: some of the same flags under other numbers. The kernel asks for them
+/// whenever it sets flags.
+pub const GET_EXTENDED_FLAGS: u32 = number(READ, b'X' as u32, 31, EXTENDED_BYTES);
+/// See [`GET_EXTENDED_FLAGS`].
+pub const SET_EXTENDED_FLAGS: u32 = number(WRITE, b'X' as u32, 32, EXTENDED_BYTES);
 /// FITRIM of Linux, as `fstrim` uses it: devices get the free space of data back. Only for root. Its argument has the
 /// first byte, the number of bytes, and the least bytes of a run; the first two must stand for all of the filesystem. The
 /// answer has the bytes that were discarded in place of the second one.
@@ -45,7 +52,8 @@ pub const TRIM: u32 = number(READ | WRITE, b'X' as u32, 121, 24);
 /// Makes everything durable that was changed in the filesystem, also by others.
 pub const SYNC: u32 = number(NONE, TYPE, 0, 0);
 /// Makes the file share a range of another one, or fails: the inode number of that file in this mount, the first byte in
-/// it, the number of bytes or 0 for all up to its end, and the first byte in this file. Both must have been synced.
+/// it, the number of bytes or 0 for all up to its end, and the first byte in this file. Both must have been synced, and the
+/// range must lie within this file: the kernel may not notice that it grows.
 pub const CLONE: u32 = number(WRITE, TYPE, 1, 32);
 /// Creates an empty subvolume in the directory: 0, and a name. The answer has the subvolume's number in place of the 0.
 pub const SUBVOLUME_CREATE: u32 = number(READ | WRITE, TYPE, 2, SUBVOLUME_BYTES);
@@ -66,6 +74,15 @@ const FLAGS: [(u32, InodeFlags); 9] = [
     (0x0000_0400, InodeFlags::NOCOMPRESS),
     (0x0001_0000, InodeFlags::DIRSYNC),
     (0x0080_0000, InodeFlags::NODATACOW),
+];
+
+/// The extended flags of Linux, and what they are in an inode.
+const EXTENDED_FLAGS: [(u32, InodeFlags); 5] = [
+    (0x08, InodeFlags::IMMUTABLE),
+    (0x10, InodeFlags::APPEND),
+    (0x20, InodeFlags::SYNC),
+    (0x40, InodeFlags::NOATIME),
+    (0x80, InodeFlags::NODUMP),
 ];
 
 /// The numbers and the name in an argument.
@@ -120,12 +137,22 @@ impl Writable<'_> {
     ) -> Result<Vec<u8>, FsError> {
         let answer = match command {
             GET_FLAGS => {
-                let item = self.engine.stat(id.root, id.ino).await.map_err(to_fuse_error)?;
-                let flags = u64::from(shown_flags(item.flags())).to_ne_bytes();
+                let flags = u64::from(shown_flags(&FLAGS, self.flags(id).await?)).to_ne_bytes();
                 // The kernel asks for 4 bytes, programs for 8.
                 flags[..flags.len().min(answer_bytes as usize)].to_vec()
             }
-            SET_FLAGS => self.set_flags(id, argument).await?,
+            GET_EXTENDED_FLAGS => {
+                let mut answer = shown_flags(&EXTENDED_FLAGS, self.flags(id).await?).to_ne_bytes().to_vec();
+                answer.resize(EXTENDED_BYTES, 0);
+                answer
+            }
+            SET_FLAGS => self.set_flags(id, &FLAGS, argument).await?,
+            SET_EXTENDED_FLAGS => {
+                if argument.iter().skip(size_of::<u32>()).any(|byte| *byte != 0) {
+                    return Err(refused(libc::EOPNOTSUPP, "only flags can be set"));
+                }
+                self.set_flags(id, &EXTENDED_FLAGS, argument).await?
+            }
             TRIM => self.trim(caller, &Argument::new(argument, 24)?).await?,
             SYNC => {
                 self.sync_all().await.map_err(to_write_error)?;
@@ -152,13 +179,19 @@ impl Writable<'_> {
         }
     }
 
-    /// The kernel has checked that the user may do it.
-    async fn set_flags(&self, id: InodeId, argument: &[u8]) -> Result<Vec<u8>, FsError> {
+    async fn flags(&self, id: InodeId) -> Result<InodeFlags, FsError> {
+        Ok(self.engine.stat(id.root, id.ino).await.map_err(to_fuse_error)?.flags())
+    }
+
+    /// Sets those flags that a table has. The kernel has checked that the user may do it.
+    async fn set_flags(&self, id: InodeId, table: &[(u32, InodeFlags)], argument: &[u8]) -> Result<Vec<u8>, FsError> {
         let shown = argument.first_chunk().copied().map(u32::from_ne_bytes);
         let shown = shown.ok_or_else(|| refused(libc::EINVAL, "an argument without flags"))?;
-        let wanted = stored_flags(shown).ok_or_else(|| refused(libc::EOPNOTSUPP, "unknown flags"))?;
+        let wanted = stored_flags(table, shown).ok_or_else(|| refused(libc::EOPNOTSUPP, "unknown flags"))?;
+        let in_table = table.iter().fold(InodeFlags::empty(), |all, (_, own)| all | *own);
+        let others = self.flags(id).await?.intersection(SETTABLE_FLAGS).difference(in_table);
         self.engine.complete_writes(id.root, id.ino).await.map_err(to_write_error)?;
-        self.engine.set_flags(id.root, id.ino, wanted, now()).await.map_err(to_fuse_error)?;
+        self.engine.set_flags(id.root, id.ino, wanted | others, now()).await.map_err(to_fuse_error)?;
         Ok(Vec::new())
     }
 
@@ -177,11 +210,18 @@ impl Writable<'_> {
         let from = self.file(argument.number(0))?;
         for id in [from, to] {
             self.check_owner(caller, id).await?;
-            self.regular(id).await?;
+        }
+        let (source_size, size) = (self.regular(from).await?.size.get(), self.regular(to).await?.size.get());
+        let (from_offset, to_offset) = (argument.number(8), argument.number(24));
+        let bytes = match argument.number(16) {
+            0 => source_size.saturating_sub(from_offset),
+            bytes => bytes,
+        };
+        if to_offset.saturating_add(bytes) > size {
+            return Err(refused(libc::EINVAL, "the range ends behind the end of the file"));
         }
         let place = |id: InodeId, offset| FilePlace { root: id.root, ino: id.ino, offset };
-        let (source, target) = (place(from, argument.number(8)), place(to, argument.number(24)));
-        let cloned = self.engine.clone_range(source, target, argument.number(16)).await;
+        let cloned = self.engine.clone_range(place(from, from_offset), place(to, to_offset), bytes).await;
         self.tell(to, None);
         cloned.map(|()| Vec::new()).map_err(to_write_error)
     }
@@ -209,9 +249,7 @@ impl Writable<'_> {
     ) -> Result<Vec<u8>, FsError> {
         let name = argument.name()?;
         self.check_owner(caller, directory).await?;
-        if let Some(sealblock_btrfs_engine::operations::Resolved::Subvolume(root)) =
-            self.resolve(directory, name).await?
-        {
+        if let Some(Resolved::Subvolume(root)) = self.resolve(directory, name).await? {
             self.check_owner(caller, super::top_of(root)).await?;
         }
         self.delete_subvolume(directory, name).await?;
@@ -259,14 +297,14 @@ impl Writable<'_> {
     }
 }
 
-fn shown_flags(flags: InodeFlags) -> u32 {
-    FLAGS.into_iter().filter(|(_, own)| flags.contains(*own)).fold(0, |all, (shown, _)| all | shown)
+fn shown_flags(table: &[(u32, InodeFlags)], flags: InodeFlags) -> u32 {
+    table.iter().filter(|(_, own)| flags.contains(*own)).fold(0, |all, (shown, _)| all | shown)
 }
 
 /// The flags of an inode; `None` if there are others.
-fn stored_flags(shown: u32) -> Option<InodeFlags> {
-    let known = FLAGS.into_iter().filter(|(known, _)| shown & known != 0);
-    let (all, flags) = known.fold((0, InodeFlags::empty()), |(all, flags), (shown, own)| (all | shown, flags | own));
+fn stored_flags(table: &[(u32, InodeFlags)], shown: u32) -> Option<InodeFlags> {
+    let known = table.iter().filter(|(known, _)| shown & known != 0);
+    let (all, flags) = known.fold((0, InodeFlags::empty()), |(all, flags), (shown, own)| (all | shown, flags | *own));
     (all == shown).then_some(flags)
 }
 
@@ -277,6 +315,7 @@ mod tests {
     #[test]
     fn numbers_are_those_that_are_documented() {
         assert_eq!((GET_FLAGS, SET_FLAGS, TRIM), (0x8008_6601, 0x4008_6602, 0xc018_5879));
+        assert_eq!((GET_EXTENDED_FLAGS, SET_EXTENDED_FLAGS), (0x801c_581f, 0x401c_5820));
         assert_eq!((SYNC, CLONE), (0xb700, 0x4020_b701));
         assert_eq!((SUBVOLUME_CREATE, SUBVOLUME_DELETE), (0xc108_b702, 0x4108_b703));
         assert_eq!(SNAPSHOT_CREATE, 0xc118_b704);
@@ -284,12 +323,15 @@ mod tests {
 
     #[test]
     fn flags_lead_back_and_unknown_ones_are_refused() {
-        for (shown, own) in FLAGS {
-            assert_eq!((shown_flags(own), stored_flags(shown)), (shown, Some(own)));
+        for table in [&FLAGS[..], &EXTENDED_FLAGS] {
+            for (shown, own) in table {
+                assert_eq!((shown_flags(table, *own), stored_flags(table, *shown)), (*shown, Some(*own)));
+                assert!(SETTABLE_FLAGS.contains(*own));
+            }
         }
-        assert_eq!(stored_flags(0x0080_0008), Some(InodeFlags::NODATACOW | InodeFlags::SYNC));
-        assert_eq!((stored_flags(0x0008_0000), stored_flags(0)), (None, Some(InodeFlags::empty())));
-        assert_eq!(shown_flags(InodeFlags::NODATASUM | InodeFlags::APPEND), 0x20);
+        assert_eq!(stored_flags(&FLAGS, 0x0080_0008), Some(InodeFlags::NODATACOW | InodeFlags::SYNC));
+        assert_eq!((stored_flags(&FLAGS, 0x0008_0000), stored_flags(&FLAGS, 0)), (None, Some(InodeFlags::empty())));
+        assert_eq!(shown_flags(&FLAGS, InodeFlags::NODATASUM | InodeFlags::APPEND), 0x20);
     }
 
     #[test]

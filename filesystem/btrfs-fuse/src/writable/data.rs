@@ -13,6 +13,8 @@ use super::{InodeId, Writable};
 /// Bits of a handle: the file is open for writing; every write is to be durable.
 pub(super) const WRITES: u64 = 1;
 const IS_SYNCHRONOUS: u64 = 2;
+/// The attribute with the capabilities that a program gets.
+const CAPABILITIES: &[u8] = b"security.capability";
 /// The bytes that are copied at once.
 const COPY_BYTES: u64 = 1 << 20;
 
@@ -25,7 +27,7 @@ impl Writable<'_> {
             return Err(refused(libc::EROFS, "the subvolume is read-only"));
         }
         if mode.truncates {
-            self.kill_set_id(file, mode.kills_set_id).await?;
+            self.drop_rights(number, file, mode.kills_set_id).await?;
             self.engine.truncate(file.root, file.ino, 0).await.map_err(to_write_error)?;
         }
         let is_synchronous = item.flags().contains(InodeFlags::SYNC);
@@ -36,14 +38,22 @@ impl Writable<'_> {
         self.engine.is_read_only(root).await.map_err(to_fuse_error)
     }
 
-    /// Removes what gives a program the rights of its owner, before its data change.
-    async fn kill_set_id(&self, file: InodeId, is_wanted: bool) -> Result<(), FsError> {
-        if !is_wanted {
+    /// Removes what gives a program the rights of its owner, before its data change: the capabilities whoever changes
+    /// them, and the bits if that is wanted.
+    pub(super) async fn drop_rights(&self, number: u64, file: InodeId, kills_set_id: bool) -> Result<(), FsError> {
+        if !self.known.has_no_capabilities(number) {
+            let found = self.engine.xattr(file.root, file.ino, CAPABILITIES).await.map_err(to_fuse_error)?;
+            if found.is_some() {
+                let removed = self.engine.remove_xattr(file.root, file.ino, CAPABILITIES, now()).await;
+                removed.map_err(to_write_error)?;
+            }
+            self.known.set_has_no_capabilities(number, true);
+        }
+        if !kills_set_id {
             return Ok(());
         }
-        let item = self.engine.stat(file.root, file.ino).await.map_err(to_fuse_error)?;
-        let has_capabilities = self.engine.xattr(file.root, file.ino, b"security.capability").await;
-        if without_set_id(item.mode.get()) == item.mode.get() && has_capabilities.map_err(to_fuse_error)?.is_none() {
+        let mode = self.engine.stat(file.root, file.ino).await.map_err(to_fuse_error)?.mode.get();
+        if without_set_id(mode) == mode {
             return Ok(());
         }
         let changes = AttributeChanges { kills_set_id: true, ..AttributeChanges::default() };
@@ -53,8 +63,8 @@ impl Writable<'_> {
 
     pub(super) async fn write_file(&self, write: Write) -> Result<(), FsError> {
         let file = self.file(write.ino)?;
-        self.kill_set_id(file, write.kills_set_id).await?;
-        self.write_all(file, write.offset, to_slice(write.data)).await?;
+        self.drop_rights(write.ino, file, write.kills_set_id).await?;
+        self.write_all(file, (write.offset, to_slice(write.data)), !write.keeps_times).await?;
         let is_synchronous = write.handle & IS_SYNCHRONOUS != 0;
         match write.durability {
             WriteDurability::All => self.sync_file(file, false).await,
@@ -64,11 +74,11 @@ impl Writable<'_> {
         }
     }
 
-    async fn write_all(&self, file: InodeId, offset: u64, data: Slice) -> Result<(), FsError> {
+    async fn write_all(&self, file: InodeId, (offset, data): (u64, Slice), sets_times: bool) -> Result<(), FsError> {
         let mut done = 0;
         while done < data.len() {
-            let rest = data.slice(done..);
-            let written = self.engine.write(file.root, file.ino, offset.saturating_add(done as u64), rest).await;
+            let rest = (offset.saturating_add(done as u64), data.slice(done..));
+            let written = self.engine.write_as(file.root, file.ino, rest, sets_times).await;
             done += written.map_err(to_write_error)? as usize;
         }
         Ok(())
@@ -89,7 +99,9 @@ impl Writable<'_> {
         (offset, bytes): (u64, u64),
         keeps_size: bool,
     ) -> Result<(), FsError> {
-        let InodeId { root, ino } = self.file(number)?;
+        let file = self.file(number)?;
+        self.drop_rights(number, file, false).await?;
+        let InodeId { root, ino } = file;
         let allocated = match what {
             Allocate::Reserve => self.engine.allocate_range(root, ino, (offset, bytes), keeps_size).await,
             Allocate::PunchHole => self.engine.punch(root, ino, offset, bytes).await,
@@ -101,7 +113,8 @@ impl Writable<'_> {
     /// Copies a range: files share what consists of whole sectors, and the rest is read and written.
     pub(super) async fn copy_file_range(&self, copy: CopyRange) -> Result<u64, FsError> {
         let ((from, _, from_offset), (to, _, to_offset)) = (copy.from, copy.to);
-        let (from, to) = (self.file(from)?, self.file(to)?);
+        let (from, target, to) = (self.file(from)?, to, self.file(to)?);
+        self.drop_rights(target, to, false).await?;
         let (source, target) = (self.regular(from).await?, self.regular(to).await?);
         let bytes = copy.bytes.min(source.size.get().saturating_sub(from_offset));
         if from == to && from_offset.abs_diff(to_offset) < bytes {
@@ -125,7 +138,8 @@ impl Writable<'_> {
         if copied < head {
             return Ok(copied);
         }
-        let shared = self.share((from, shareable.start), (to, to_offset + head), shareable.end - shareable.start).await?;
+        let shared =
+            self.share((from, shareable.start), (to, to_offset + head), shareable.end - shareable.start).await?;
         let done = head + shared;
         let rest = self.copy_bytes((from, from_offset + done), (to, to_offset + done), bytes - done).await;
         // What was done is done.
@@ -180,7 +194,7 @@ impl Writable<'_> {
         let data = self.engine.read(from.root, from.ino, from_offset, bytes.min(COPY_BYTES)).await;
         let data = data.map_err(to_fuse_error)?;
         let copied = data.len() as u64;
-        self.write_all(to, to_offset, data).await?;
+        self.write_all(to, (to_offset, data), true).await?;
         Ok(copied)
     }
 }

@@ -8,9 +8,17 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// The inodes that the kernel knows, by their numbers: true for those without names.
+/// What is known of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct InodeUse {
+    is_orphan: bool,
+    /// True if it has no capabilities, so that a write need not look for them.
+    has_no_capabilities: bool,
+}
+
+/// The inodes that the kernel knows, by their numbers.
 #[derive(Default)]
-pub(super) struct Known(RefCell<BTreeMap<u64, bool>>);
+pub(super) struct Known(RefCell<BTreeMap<u64, InodeUse>>);
 
 impl Known {
     /// The kernel gets the attributes of an inode.
@@ -20,17 +28,29 @@ impl Known {
 
     /// An inode lost its last name. The kernel knows what it removes.
     pub fn lose_names(&self, number: u64) {
-        self.0.borrow_mut().insert(number, true);
+        self.0.borrow_mut().entry(number).or_default().is_orphan = true;
+    }
+
+    /// True if an inode is known to have no capabilities.
+    pub fn has_no_capabilities(&self, number: u64) -> bool {
+        self.0.borrow().get(&number).is_some_and(|inode| inode.has_no_capabilities)
+    }
+
+    /// An inode has no capabilities, or may have some again.
+    pub fn set_has_no_capabilities(&self, number: u64, has_none: bool) {
+        if let Some(inode) = self.0.borrow_mut().get_mut(&number) {
+            inode.has_no_capabilities = has_none;
+        }
     }
 
     /// The kernel does not know an inode any more. Returns true if it has no names.
     pub fn forget(&self, number: u64) -> bool {
-        self.0.borrow_mut().remove(&number).unwrap_or(false)
+        self.0.borrow_mut().remove(&number).is_some_and(|inode| inode.is_orphan)
     }
 
     /// The inodes without names.
     pub fn orphans(&self) -> Vec<u64> {
-        self.0.borrow().iter().filter(|(_, is_orphan)| **is_orphan).map(|(number, _)| *number).collect()
+        self.0.borrow().iter().filter(|(_, inode)| inode.is_orphan).map(|(number, _)| *number).collect()
     }
 
     /// True if the kernel knows one of these inodes.
@@ -53,6 +73,11 @@ mod tests {
         known.see(5);
         assert_eq!((known.orphans(), known.forget(5), known.forget(5)), (vec![5], true, false));
         known.see(6);
+        assert!(!known.has_no_capabilities(6));
+        known.set_has_no_capabilities(6, true);
+        known.set_has_no_capabilities(7, true);
+        known.see(6);
+        assert_eq!((known.has_no_capabilities(6), known.has_no_capabilities(7)), (true, false));
         assert_eq!((known.forget(6), known.has_any(0..=u64::MAX)), (false, false));
     }
 }

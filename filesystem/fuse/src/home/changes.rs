@@ -49,7 +49,10 @@ pub async fn answer_change<F: WriteFs>(served: &Writable<'_, F>, request: Change
 async fn answer_content<F: WriteFs>(served: &Writable<'_, F>, request: ChangeRequest) {
     let fs = served.fs;
     match request {
-        ChangeRequest::Write { write, reply } => answer_write(served, write, reply).await,
+        ChangeRequest::Write { write, writeback, reply } => {
+            answer_write(served, write, reply).await;
+            drop(writeback);
+        }
         ChangeRequest::Sync { ino, data_only, reply } => {
             answer_empty(fs.sync(ino, data_only).await, ("sync", ino), reply);
         }

@@ -7,27 +7,23 @@ use std::time::Duration;
 use fuser::{FileHandle, FopenFlags, ReplyOpen};
 
 use super::changes::answer_change;
-use super::{CACHED_FLAGS, Served, answer_reading};
-use crate::call::FsRequest;
+use super::{Served, answer_reading};
+use crate::attributes::{CACHED_FLAGS, DIRECT_FLAGS, DIRECTORY_FLAGS};
+use crate::call::{Forget, FsRequest};
 use crate::changes::{OpenMode, WriteFs};
 use crate::interface::MAX_COOKIE;
-use crate::kernel::{DIRECTORY_FLAGS, Forget};
 use crate::known::Known;
 use crate::notices::Notifier;
-
-/// A file of which the kernel caches nothing. Writes to it may come at the same time, which the filesystem can take.
-const DIRECT_FLAGS: FopenFlags =
-    CACHED_FLAGS.union(FopenFlags::FOPEN_DIRECT_IO).union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 
 /// A filesystem that can be changed.
 pub struct Writable<'a, F> {
     pub fs: &'a F,
     pub known: Known,
     /// For each open directory, the last cookie that is returned through this handle.
-    pub directories: RefCell<HashMap<u64, u64>>,
-    pub next_directory: Cell<u64>,
+    directories: RefCell<HashMap<u64, u64>>,
+    next_directory: Cell<u64>,
     pub notifier: Notifier,
-    pub patience: Duration,
+    patience: Duration,
 }
 
 impl<'a, F: WriteFs> Writable<'a, F> {

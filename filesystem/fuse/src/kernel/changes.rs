@@ -11,7 +11,7 @@ use crate::changes::{Allocate, Caller, Changes, NewTime, OpenMode, RenameMode, W
 use crate::interface::{Kind, Time};
 
 /// The maximum bytes of a copy: the largest number of whole pages that the answer, which has 32 bits, can express.
-pub const MAX_COPY_BYTES: u64 = (u32::MAX & !4095) as u64;
+pub const MAX_COPY_BYTES: u64 = (u32::MAX - 4095) as u64;
 
 // Flags of open(2).
 const O_TRUNC: i32 = OFlags::TRUNC.bits() as i32;

@@ -34,7 +34,6 @@ pub struct Asked {
     pub directory_syncs: AtomicU64,
     pub copies: AtomicU64,
     pub reads: AtomicU64,
-    pub most_writes: AtomicU64,
     pub open_files: AtomicU64,
     /// Writes wait as long as this is set.
     pub holds_writes: AtomicBool,
@@ -45,7 +44,9 @@ pub struct Asked {
     /// Inodes that were forgotten, and those that were deleted then.
     pub forgotten: Mutex<Vec<u64>>,
     pub deleted: Mutex<Vec<u64>>,
-    /// What is there when serving ends: the path of each inode that has one, with its content.
+    /// When serving has ended: inodes without names that are still there.
+    pub without_names: AtomicU64,
+    /// What is there then: the path of each inode that has one, with its content.
     pub at_end: Mutex<BTreeMap<String, Vec<u8>>>,
 }
 
@@ -269,7 +270,13 @@ impl Disk {
         Ok(())
     }
 
-    /// All paths below an inode.
+    /// The content of everything that has a path.
+    pub fn all_content(&self) -> BTreeMap<String, Vec<u8>> {
+        let mut found = BTreeMap::new();
+        self.note_content(ROOT, "", &mut found);
+        found
+    }
+
     fn note_content(&self, ino: u64, path: &str, found: &mut BTreeMap<String, Vec<u8>>) {
         let entries = self.with(ino, |node| Ok(node.entries.clone())).unwrap();
         for (name, ino) in entries.into_values().skip(2) {
@@ -307,7 +314,9 @@ impl ServedDisk {
             ready.send(()).unwrap();
             let stop = async { stopped.await.unwrap_or_default() };
             let ended = Reactor::new(Config::default()).unwrap().block_on(session.serve_writable(&disk, stop));
-            disk.note_content(ROOT, "", &mut of_server.at_end.lock().unwrap());
+            *of_server.at_end.lock().unwrap() = disk.all_content();
+            let without = disk.nodes.borrow().values().filter(|node| node.attributes.links == 0).count();
+            of_server.without_names.store(without as u64, Ordering::SeqCst);
             ended
         });
         ServedDisk { serving, asked }

@@ -14,8 +14,10 @@ use crate::disk::{Disk, ENOSPC, ROOT, now, refused};
 /// Commands for the flags of an inode, which programs can use without unsafe code.
 const GET_FLAGS: u32 = 0x8008_6601;
 const SET_FLAGS: u32 = 0x4008_6602;
+/// The other form of these flags, which the kernel asks for before it sets either.
+const GET_EXTENDED_FLAGS: u32 = 0x801c_581f;
 
-/// Setting this flag of a file replaces its content by [`REPLACED`], behind the kernel's back.
+/// Setting this flag of a file replaces the start of its content by [`REPLACED`], behind the kernel's back.
 pub const REPLACES: u32 = 0x80;
 pub const REPLACED: &[u8] = b"replaced behind the back of the kernel";
 /// Setting this flag of a directory removes the entry `victim`, behind the kernel's back.
@@ -106,7 +108,7 @@ impl Disk {
         let notifier = self.notifier.borrow().clone().unwrap();
         assert_eq!(flags & PANICS, 0, "as the test wants");
         if flags & REPLACES != 0 {
-            self.with(ino, |node| node.resize(0).and_then(|()| node.write_at(0, REPLACED)))?;
+            self.with(ino, |node| node.write_at(0, REPLACED))?;
             notifier.inode(ino);
         }
         if flags & REMOVES != 0 {
@@ -267,7 +269,7 @@ impl WriteFs for Disk {
     }
 
     async fn write(&self, write: Write) -> Result<(), FsError> {
-        let Write { ino, handle, offset, data, durability, kills_set_id } = write;
+        let Write { ino, handle, offset, data, durability, kills_set_id, .. } = write;
         assert_eq!(handle, ino ^ HANDLE);
         let asked = &self.asked;
         asked.writes.fetch_add(1, Ordering::SeqCst);
@@ -370,6 +372,7 @@ impl WriteFs for Disk {
                 let too_much = if node.flags & RETURNS_TOO_MUCH != 0 { 5 } else { 4 };
                 Ok([&node.flags.to_ne_bytes()[..], &[0]].concat()[..too_much].to_vec())
             }),
+            GET_EXTENDED_FLAGS => Ok(vec![0; 28]),
             SET_FLAGS => {
                 let flags = u32::from_ne_bytes(argument.try_into().map_err(|_| FsError::WrongKind)?);
                 self.set_flags(ino, flags).map(|()| Vec::new())

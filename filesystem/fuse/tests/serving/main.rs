@@ -2,12 +2,15 @@
 //!
 //! Needs root and /dev/fuse. Without these the tests print what is missing and are skipped.
 
+mod caches;
 mod changes;
 mod disk;
 mod disk_requests;
 mod endings;
+mod load;
 mod memory;
 mod processes;
+mod rights;
 mod served;
 
 use std::fs::{self, File, OpenOptions};

@@ -15,8 +15,10 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use sealblock_fuse::{Ended, Options, ReadFs, Session};
+use sealblock_proofs_btrfs_images::content::noise;
 use sealblock_runtime_reactor::{Config, Reactor, shutdown_signal};
 
+use crate::disk::{Asked, Disk, writable};
 use crate::memory::{Memory, Served};
 use crate::{can_mount, source};
 
@@ -24,6 +26,8 @@ use crate::{can_mount, source};
 /// mount point.
 const POINT: &str = "SEALBLOCK_TEST_MOUNT_POINT";
 const SOURCE: &str = "SEALBLOCK_TEST_MOUNT_SOURCE";
+/// Instead of a source: a folder that gets, in the end, the content of an empty filesystem that can be changed.
+const RESULT: &str = "SEALBLOCK_TEST_MOUNT_RESULT";
 
 /// Unmounts the filesystem. The kernel closes files and removes mounts a little after it reports success, so this
 /// retries.
@@ -130,7 +134,11 @@ fn other_mounts_on_the_folder_stay() {
 /// Serves, if this process was started for that; otherwise does nothing.
 #[test]
 fn a_process_that_serves() {
-    let (Some(point), Some(source)) = (std::env::var_os(POINT), std::env::var_os(SOURCE)) else { return };
+    let Some(point) = std::env::var_os(POINT) else { return };
+    if let Some(result) = std::env::var_os(RESULT) {
+        return serve_disk(Path::new(&point), Path::new(&result));
+    }
+    let Some(source) = std::env::var_os(SOURCE) else { return };
     let memory = Memory::copy(Path::new(&source), Arc::default(), Vec::new());
     let session = Session::mount(Path::new(&point), memory.root(), &Options::default()).unwrap();
     let reactor = Reactor::new(Config::default()).unwrap();
@@ -139,20 +147,41 @@ fn a_process_that_serves() {
     println!("\nended {:?}", ended.unwrap());
 }
 
+fn serve_disk(point: &Path, result: &Path) {
+    let asked = Arc::<Asked>::default();
+    let disk = Disk::new(Arc::clone(&asked));
+    let session = Session::mount(point, disk.root(), &writable()).unwrap();
+    *disk.notifier.borrow_mut() = Some(session.notifier());
+    let reactor = Reactor::new(Config::default()).unwrap();
+    println!("\nmounted");
+    let ended = reactor.block_on(session.serve_writable(&disk, async { drop(shutdown_signal().await) }));
+    for (path, content) in disk.all_content() {
+        fs::write(result.join(path.trim_start_matches('/')), content).unwrap();
+    }
+    println!("\nended {:?}", ended.unwrap());
+}
+
 /// Starts that process, and waits until it has mounted.
-fn start(point: &Path, source: &Path) -> (Child, BufReader<std::process::ChildStdout>) {
+fn start_with(point: &Path, variable: &str, value: &Path) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "processes::a_process_that_serves", "--nocapture", "--test-threads=1"])
         .env(POINT, point)
-        .env(SOURCE, source)
+        .env(variable, value)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     assert!(says(&mut output, "mounted"));
     // A request shows that it runs and has installed its signal handlers.
-    assert_eq!(fs::read(point.join("file-1")).unwrap().len(), 1);
+    fs::read_dir(point).unwrap().for_each(drop);
     (child, output)
+}
+
+/// The same with a copy of a folder.
+fn start(point: &Path, source: &Path) -> (Child, BufReader<std::process::ChildStdout>) {
+    let started = start_with(point, SOURCE, source);
+    assert_eq!(fs::read(point.join("file-1")).unwrap().len(), 1);
+    started
 }
 
 /// Reads output until this line; false if the output ends before it.
@@ -195,4 +224,43 @@ fn a_killed_process_leaves_no_waiting_readers() {
     assert_eq!(fs::read_dir(point.path()).map(drop).unwrap_err().kind(), ErrorKind::NotConnected);
     rustix::mount::unmount(point.path(), UnmountFlags::DETACH).unwrap();
     assert_eq!(fs::read_dir(point.path()).unwrap().count(), 0);
+}
+
+/// What programs wrote is in the kernel's memory when the signal comes.
+#[test]
+fn a_process_that_is_terminated_gets_what_was_written_before() {
+    if !can_mount() {
+        return;
+    }
+    for keeps_open in [true, false] {
+        let (result, point) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (mut child, mut output) = start_with(point.path(), RESULT, result.path());
+        let content = noise(10_000_001, 5);
+        let mut file = File::create(point.path().join("file")).ok();
+        file.as_ref().unwrap().write_all_at(&content, 0).unwrap();
+        file.take_if(|_| !keeps_open);
+        kill(&child, Signal::TERM);
+        assert!(says(&mut output, "ended Stopped"));
+        assert!(child.wait().unwrap().success());
+        assert!(fs::read(result.path().join("file")).unwrap() == content);
+        assert_eq!(fs::read_dir(point.path()).unwrap().count(), 0, "nothing is mounted any more");
+    }
+}
+
+/// Nothing waits for a process that is gone, and a sync says that something is lost.
+#[test]
+fn a_killed_process_leaves_no_waiting_writers() {
+    if !can_mount() {
+        return;
+    }
+    let (result, point) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (mut child, _output) = start_with(point.path(), RESULT, result.path());
+    let file = File::create(point.path().join("file")).unwrap();
+    file.write_all_at(&noise(1_000_000, 5), 0).unwrap();
+    kill(&child, Signal::KILL);
+    child.wait().unwrap();
+    file.sync_all().unwrap_err();
+    assert_eq!(fs::metadata(point.path().join("other")).unwrap_err().kind(), ErrorKind::NotConnected);
+    drop(file);
+    rustix::mount::unmount(point.path(), UnmountFlags::DETACH).unwrap();
 }

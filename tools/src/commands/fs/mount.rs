@@ -58,12 +58,16 @@ async fn serve_changes(arguments: &FsMount, open: &OpenFilesystem) -> Result<Exi
     let writable = Writable::new(&engine, (root.tree.id, root.ino), options).await;
     let writable = writable.map_err(|error| failed(arguments, Cause::Damaged, error))?;
     let is_root = rustix::process::geteuid().is_root();
-    let session = begin(arguments, writable.root(), Some(WriteOptions {
-        writeback_cache: is_root && !arguments.options.writes_through,
-        allow_set_id: is_root && arguments.options.allows_set_id,
-        allow_devices: is_root && arguments.options.allows_devices,
-        patience: PATIENCE,
-    }))?;
+    let session = begin(
+        arguments,
+        writable.root(),
+        Some(WriteOptions {
+            writeback_cache: is_root && !arguments.options.writes_through,
+            allow_set_id: is_root && arguments.options.allows_set_id,
+            allow_devices: is_root && arguments.options.allows_devices,
+            patience: PATIENCE,
+        }),
+    )?;
     writable.set_notifier(session.notifier());
     let serving = async {
         let ended = session.serve_writable(&writable, stop()).await;

@@ -6,6 +6,7 @@
 pub mod devices;
 pub mod host;
 pub mod server;
+pub mod serving;
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

@@ -1,0 +1,345 @@
+//! `fs mount -o rw`: what programs write is there, for Linux too, whatever ends the mount.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use sealblock_proofs_btrfs_images::has_mounts;
+use sealblock_proofs_btrfs_images::manifest::Manifest;
+use sealblock_proofs_btrfs_images::programs::{Mount, run};
+
+use crate::common::serving::{Serving, can_mount};
+use crate::common::{Place, has, noise, skipped};
+
+const MIB: u64 = 1 << 20;
+/// Times that the process is killed; ten times as many with `SEALBLOCK_ENGINE=all`.
+const KILLS: u64 = 10;
+/// The flag of open(2) for writes that are durable when they return.
+const O_DSYNC: i32 = 0o10_000;
+const SECTOR: usize = 4096;
+
+/// A place with a new filesystem in `disk`, and a directory `point`.
+fn new(bytes: u64) -> Place {
+    let place = Place::in_memory();
+    place.write("disk", b"");
+    place.set_len("disk", bytes);
+    place.run("fs format disk").succeeds();
+    fs::create_dir(place.path("point")).unwrap();
+    place
+}
+
+/// Our own check finds nothing, and neither does that of btrfs-progs, where it is installed.
+#[track_caller]
+fn is_clean(place: &Place) {
+    place.run("fs check disk").succeeds().says(&["clean; "]);
+    place.run("fs verify disk").succeeds().says(&["clean; "]);
+    if run("btrfs", ["--version"]).is_ok() {
+        let disk = place.path("disk");
+        run("btrfs", ["check".as_ref(), "--readonly".as_ref(), disk.as_os_str()]).unwrap();
+    }
+}
+
+/// Makes a bit of everything in a directory.
+fn fill(folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder.join("a/b"))?;
+    for (number, bytes) in [(1, 1), (2, 2000), (3, 5000), (4, 300_000), (5, 3 << 20)] {
+        fs::write(folder.join(format!("a/file{number}")), noise(number, bytes))?;
+    }
+    let sparse = File::create(folder.join("a/sparse"))?;
+    sparse.write_all_at(b"in the middle", 10 * MIB + 100)?;
+    sparse.set_len(20 * MIB)?;
+    fs::hard_link(folder.join("a/file3"), folder.join("a/b/another name"))?;
+    fs::rename(folder.join("a/file2"), folder.join("a/b/moved"))?;
+    fs::write(folder.join("a/gone"), b"gone")?;
+    fs::remove_file(folder.join("a/gone"))?;
+    symlink("../a/file1", folder.join("a/link"))?;
+    fs::set_permissions(folder.join("a/file4"), fs::Permissions::from_mode(0o4751))?;
+    std::os::unix::fs::chown(folder.join("a/b"), Some(7), Some(8))?;
+    let cut = OpenOptions::new().write(true).open(folder.join("a/file5"))?;
+    cut.set_len(1_234_567)?;
+    cut.write_all_at(b"behind the old end", 2 * MIB)?;
+    Ok(())
+}
+
+#[test]
+fn what_programs_write_is_there_for_linux() {
+    if !can_mount() {
+        return;
+    }
+    let place = new(400 * MIB);
+    let serving = Serving::new(&place, "-o rw disk point");
+    let point = place.path("point");
+    fill(&point).unwrap();
+    // The process holds its targets.
+    place.run("fs mkdir disk/x").fails(3, &["disk", "in use"]);
+    place.run("fs mount -o rw disk point").fails(3, &["disk", "in use"]);
+    let written = Manifest::scan(&point).unwrap();
+    assert_eq!(serving.unmount(), 0);
+    is_clean(&place);
+    let serving = Serving::new(&place, "-o rw,writethrough disk point");
+    let found = Manifest::scan(&point).unwrap();
+    assert_eq!(written.difference(&found), [""; 0]);
+    assert_eq!(serving.end(), 0);
+    if let Err(why) = has_mounts() {
+        return skipped(&why);
+    }
+    let mount = Mount::new(&[place.path("disk")], "noatime").unwrap();
+    let found = Manifest::scan(&mount.path("")).unwrap();
+    assert_eq!(written.difference(&found), [""; 0]);
+    fs::write(mount.path("from Linux"), b"here").unwrap();
+    run("btrfs", ["scrub".as_ref(), "start".as_ref(), "-B".as_ref(), mount.path("").as_os_str()]).unwrap();
+    mount.unmount().unwrap();
+    let serving = Serving::new(&place, "-o rw disk point");
+    assert_eq!(place.read("point/from Linux"), b"here");
+    assert_eq!(serving.end(), 0);
+    is_clean(&place);
+}
+
+#[test]
+fn a_signal_loses_nothing_of_what_was_written() {
+    if !can_mount() {
+        return;
+    }
+    let place = new(300 * MIB);
+    for round in 0..3 {
+        let serving = Serving::new(&place, "-o rw,commit=300 disk point");
+        // Nothing of it was synced, and the file is open.
+        let name = format!("point/dirty{round}");
+        let mut file = File::create(place.path(&name)).unwrap();
+        file.write_all(&noise(round, 5_000_000)).unwrap();
+        fs::create_dir(place.path(format!("point/dir{round}"))).unwrap();
+        assert_eq!(serving.end(), 0);
+        drop(file);
+        is_clean(&place);
+        assert!(place.run(&format!("fs cat disk/dirty{round}")).succeeds().stdout == noise(round, 5_000_000));
+        place.run(&format!("fs ls disk/dir{round}")).succeeds();
+    }
+}
+
+#[test]
+fn a_full_filesystem_is_an_error_of_the_write_and_nothing_more() {
+    if !can_mount() {
+        return;
+    }
+    let place = new(120 * MIB);
+    let serving = Serving::new(&place, "-o rw,writethrough disk point");
+    let mut file = File::create(place.path("point/large")).unwrap();
+    let data = noise(1, 1 << 20);
+    let error = (0..200).find_map(|_| file.write_all(&data).err()).expect("it is full");
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    fs::remove_file(place.path("point/large")).unwrap();
+    drop(file);
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while fs::write(place.path("point/small"), &data[..500_000]).is_err() {
+        assert!(std::time::Instant::now() < deadline, "the space of a deleted file is free again");
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(serving.unmount(), 0);
+    is_clean(&place);
+    assert!(place.run("fs cat disk/small").succeeds().stdout == data[..500_000]);
+}
+
+#[test]
+fn an_open_file_without_a_name_keeps_its_data() {
+    if !can_mount() {
+        return;
+    }
+    let place = new(300 * MIB);
+    let serving = Serving::new(&place, "-o rw,commit=1 disk point");
+    let data = noise(3, 2_000_000);
+    let file = OpenOptions::new().read(true).write(true).create(true).open(place.path("point/file"));
+    let mut file = file.unwrap();
+    file.write_all(&data).unwrap();
+    fs::remove_file(place.path("point/file")).unwrap();
+    thread::sleep(Duration::from_millis(2500));
+    file.sync_all().unwrap();
+    let mut found = vec![0; data.len()];
+    file.read_exact_at(&mut found, 0).unwrap();
+    assert!(found == data);
+    file.write_all_at(b"still here", 10).unwrap();
+    assert_eq!((file.metadata().unwrap().nlink(), file.metadata().unwrap().len()), (0, 2_000_000));
+    drop(file);
+    assert_eq!(serving.unmount(), 0);
+    is_clean(&place);
+}
+
+#[test]
+fn commands_make_subvolumes_and_snapshots() {
+    if !can_mount() {
+        return;
+    }
+    if !has("python3") {
+        return skipped("ioctl needs python3");
+    }
+    let place = new(300 * MIB);
+    let serving = Serving::new(&place, "-o rw disk point");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/fs_mount.py");
+    let output = Command::new("python3").arg(script).arg(place.path("point")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(serving.unmount(), 0);
+    // A file of it has no checksums.
+    place.run("fs check disk").succeeds().says(&["clean; "]);
+    // What was deleted goes at the latest while it is mounted again.
+    let serving = Serving::new(&place, "-o rw,commit=1 disk point");
+    thread::sleep(Duration::from_millis(2500));
+    assert_eq!(serving.unmount(), 0);
+    let listed = place.run("fs subvolume list disk --json").succeeds().json();
+    let mut paths: Vec<_> = listed["subvolumes"].as_array().unwrap().iter().map(|one| one["path"].to_string()).collect();
+    paths.sort_unstable();
+    assert_eq!(paths, ["\"/\"", "\"/empty\"", "\"/snapshot\""]);
+}
+
+/// What a file may have after a crash: the content that was synced, and those that were written later. `None` for a file
+/// that need not be there.
+type Expected = BTreeMap<PathBuf, Vec<Option<(u64, usize)>>>;
+
+/// What the tasks wrote.
+#[derive(Default)]
+struct Log {
+    files: Mutex<Expected>,
+    stops: AtomicBool,
+}
+
+impl Log {
+    /// A file gets another content.
+    fn attempt(&self, path: &Path, content: (u64, usize)) {
+        self.files.lock().unwrap().entry(path.to_owned()).or_insert_with(|| vec![None]).push(Some(content));
+    }
+
+    /// That content is durable.
+    fn synced(&self, path: &Path, content: (u64, usize)) {
+        self.files.lock().unwrap().insert(path.to_owned(), vec![Some(content)]);
+    }
+}
+
+/// Replaces files by new ones, each of which is synced before it gets its name. Ends with the mount.
+fn replace_files(folder: &Path, log: &Log, seed: u64) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    for step in 0_u64.. {
+        if log.stops.load(Ordering::Relaxed) {
+            break;
+        }
+        let content = (seed ^ step << 20, [100, 3000, 20_000, 300_000][(step % 4) as usize] + step as usize);
+        let (path, temporary) = (folder.join(format!("file{}", step % 7)), folder.join("temporary"));
+        let mut file = File::create(&temporary)?;
+        file.write_all(&noise(content.0, content.1))?;
+        file.sync_all()?;
+        log.attempt(&path, content);
+        fs::rename(&temporary, &path)?;
+        File::open(folder)?.sync_all()?;
+        log.synced(&path, content);
+    }
+    Ok(())
+}
+
+/// Overwrites sectors of a file in place, each of which is durable when the write returns.
+fn overwrite_sectors(folder: &Path, log: &Log, seed: u64) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let file =
+        OpenOptions::new().read(true).write(true).create(true).custom_flags(O_DSYNC).open(folder.join("sectors"))?;
+    for step in 0_u64.. {
+        if log.stops.load(Ordering::Relaxed) {
+            break;
+        }
+        let (at, content) = (step % 16, (seed ^ step << 24, SECTOR));
+        let path = folder.join(format!("sectors@{at}"));
+        log.attempt(&path, content);
+        file.write_all_at(&noise(content.0, content.1), at * SECTOR as u64)?;
+        log.synced(&path, content);
+    }
+    Ok(())
+}
+
+/// Changes that are never synced.
+fn make_noise(folder: &Path, log: &Log, seed: u64) -> io::Result<()> {
+    for step in 0_u64.. {
+        if log.stops.load(Ordering::Relaxed) {
+            break;
+        }
+        let sub = folder.join(format!("noise{}", step % 5));
+        match fs::remove_dir_all(&sub) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::create_dir_all(sub.join("deep"))?;
+        for file in 0..10 {
+            fs::write(sub.join(format!("deep/{file}")), noise(seed ^ step, (file * 3000) as usize))?;
+        }
+        fs::rename(sub.join("deep/3"), sub.join("moved"))?;
+        File::options().write(true).open(sub.join("moved"))?.set_len(100)?;
+    }
+    Ok(())
+}
+
+/// Everything that was synced is there.
+fn check_synced(point: &Path, log: &Log) {
+    for (path, allowed) in &*log.files.lock().unwrap() {
+        let shown = path.strip_prefix(point).unwrap();
+        let found = match path.to_str().unwrap().rsplit_once('@') {
+            None => fs::read(path).ok(),
+            Some((file, at)) => {
+                let mut sector = vec![0; SECTOR];
+                let offset = at.parse::<u64>().unwrap() * SECTOR as u64;
+                let read = File::open(file).and_then(|file| file.read_exact_at(&mut sector, offset));
+                read.is_ok().then_some(sector)
+            }
+        };
+        let is_allowed = |one: &Option<(u64, usize)>| match one {
+            None => true,
+            Some((seed, bytes)) => found.as_ref() == Some(&noise(*seed, *bytes)),
+        };
+        let bytes = found.as_ref().map(Vec::len);
+        assert!(allowed.iter().any(is_allowed), "{}: {bytes:?} bytes, of {allowed:?}", shown.display());
+    }
+}
+
+#[test]
+fn what_was_synced_survives_the_death_of_the_process() {
+    if !can_mount() {
+        return;
+    }
+    let kills = if std::env::var_os("SEALBLOCK_ENGINE").is_some_and(|all| all == "all") { 10 * KILLS } else { KILLS };
+    let place = new(600 * MIB);
+    let (point, mut synced) = (place.path("point"), 0);
+    for round in 0..kills {
+        let serving = Serving::new(&place, "-o rw,commit=1 disk point");
+        let log = Arc::new(Log::default());
+        let tasks: [fn(&Path, &Log, u64) -> io::Result<()>; 4] =
+            [replace_files, overwrite_sectors, make_noise, replace_files];
+        let tasks = (0_u64..).zip(tasks).map(|(number, task)| {
+            let (folder, log) = (point.join(format!("task{number}")), Arc::clone(&log));
+            thread::spawn(move || task(&folder, &log, round << 8 | number))
+        });
+        let tasks: Vec<_> = tasks.collect();
+        thread::sleep(Duration::from_millis(400 + round * 397 % 1700));
+        // They end by the errors that follow.
+        serving.kill();
+        log.stops.store(true, Ordering::Relaxed);
+        for task in tasks {
+            drop(task.join().unwrap());
+        }
+        place.run("fs check disk").succeeds().says(&["clean; "]);
+        synced += log.files.lock().unwrap().values().filter(|allowed| allowed[0].is_some()).count();
+        if has_mounts().is_ok() && round % 2 == 0 {
+            let mount = Mount::new(&[place.path("disk")], "noatime").unwrap();
+            run("mount", ["--bind".as_ref(), mount.path("").as_os_str(), point.as_os_str()]).unwrap();
+            check_synced(&point, &log);
+            run("umount", [point.as_os_str()]).unwrap();
+            mount.unmount().unwrap();
+        } else {
+            let serving = Serving::new(&place, "-o rw disk point");
+            check_synced(&point, &log);
+            assert_eq!(serving.unmount(), 0);
+        }
+    }
+    is_clean(&place);
+    println!("{kills} kills, {synced} synced contents");
+    assert!(synced > kills as usize);
+}
