@@ -11,8 +11,10 @@
 //!
 //! Invariants:
 //! - A step begins only if it can be completed, like any other change.
-//! - A subvolume that Linux has begun to drop is left to it: it records how far it was in the root item, and leaves
-//!   pointers to nodes that are gone.
+//! - A subvolume that Linux has begun to drop is left to it. It records how far it was in the root item, and leaves
+//!   pointers to nodes that are gone; those could be cut off. But it changes the references of shared nodes from above, so
+//!   that a node with FULL_BACKREF may have nodes below it that are still referred to by the subvolume's number, and
+//!   nothing tells whether it was interrupted in there. To drop the reference to such a node would leave these for ever.
 
 use sealblock_btrfs_format::checker::Expected;
 use sealblock_btrfs_format::item_changes::ItemChanges;

@@ -36,7 +36,8 @@ fn raw(pieces: &mut Pieces, level: u8, node_bytes: usize) -> Vec<u8> {
     let mut header = header(level);
     header.nritems = u32::from(pieces.byte() % 40).into();
     let count = node_bytes.saturating_sub(HEADER_BYTES);
-    let rest = pieces.bytes(usize::from(pieces.short()).min(count));
+    let length = usize::from(pieces.short()).min(count);
+    let rest = pieces.bytes(length);
     let head = HEADER_BYTES.min(node_bytes);
     bytes[..head].copy_from_slice(&header.as_bytes()[..head]);
     bytes[head..head + rest.len()].copy_from_slice(rest);
@@ -105,7 +106,12 @@ fn items(leaf: &LeafMut) -> Items {
 }
 
 /// One edit. What fails changes nothing, which the caller sees.
-fn edit_leaves(pieces: &mut Pieces, left: &mut LeafMut, right: &mut LeafMut, models: &mut [Items; 2]) {
+fn edit_leaves<'a>(
+    pieces: &mut Pieces,
+    left: &mut LeafMut<'a>,
+    right: &mut LeafMut<'a>,
+    models: &mut [Items; 2],
+) {
     let (what, slot, end) = (pieces.byte(), usize::from(pieces.byte() % 64), usize::from(pieces.byte()));
     let leaf = if what & 0x80 == 0 { &mut *left } else { &mut *right };
     let model = &mut models[usize::from(what >> 7)];
@@ -121,7 +127,8 @@ fn edit_leaves(pieces: &mut Pieces, left: &mut LeafMut, right: &mut LeafMut, mod
         }
         2 if leaf.delete(slot..end).is_ok() => drop(model.drain(slot..end)),
         3 => {
-            let (start, data) = (usize::from(pieces.byte()), pieces.bytes(usize::from(pieces.byte())));
+            let (start, length) = (usize::from(pieces.byte()), usize::from(pieces.byte()));
+            let data = pieces.bytes(length);
             if leaf.splice(slot, start..end, data).is_ok() {
                 model[slot].1.splice(start..end, data.iter().copied());
             }
@@ -182,7 +189,12 @@ pub fn try_inner_edit(input: &[u8]) {
     }
 }
 
-fn edit_inner(pieces: &mut Pieces, left: &mut InnerMut, right: &mut InnerMut, models: &mut [Vec<KeyPointer>; 2]) {
+fn edit_inner<'a>(
+    pieces: &mut Pieces,
+    left: &mut InnerMut<'a>,
+    right: &mut InnerMut<'a>,
+    models: &mut [Vec<KeyPointer>; 2],
+) {
     let (what, slot, end) = (pieces.byte(), usize::from(pieces.byte()), usize::from(pieces.byte()));
     let node = if what & 0x80 == 0 { &mut *left } else { &mut *right };
     let model = &mut models[usize::from(what >> 7)];

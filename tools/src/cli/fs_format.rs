@@ -103,6 +103,9 @@ pub struct FsFormat {
     /// The size of metadata nodes: 4KiB, 8KiB, 16KiB, 32KiB or 64KiB. [default: 16KiB; 4KiB with --mixed]
     #[arg(long, value_name = "SIZE")]
     pub node_size: Option<ByteCount>,
+    /// The size of sectors. Only 4096 is supported, with which every machine can mount the filesystem.
+    #[arg(long, value_name = "SIZE", default_value = "4096")]
+    pub sector_size: ByteCount,
     /// How data are placed on the devices. [default: single]
     #[arg(long, value_name = "PROFILE", value_parser = profile())]
     pub data: Option<Profile>,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use sealblock_stack::filesystem::FilesystemName;
+use sealblock_stack::quantity::Time;
 use sealblock_units::ByteCount;
 
 use super::values::filesystem;
@@ -66,6 +67,9 @@ pub struct FsPut {
     /// Copy directories with all that is in them.
     #[arg(long, short)]
     pub recursive: bool,
+    /// The time between two commits, each of which makes durable what was copied so far.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub commit_interval: Time,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -122,9 +126,10 @@ pub struct FsRm {
 /// Arguments of `fs rmdir`.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  sealblock fs rmdir disk.img/data\n\n\
-    The empty directory that a snapshot shows in place of a subvolume of its source is removed, too.")]
+    The empty directory that a snapshot shows in place of a subvolume of its source is removed, too. An empty \
+    subvolume is deleted, as in Linux, unless it is the default one.")]
 pub struct FsRmdir {
-    /// The empty directories, all in one filesystem.
+    /// The empty directories or subvolumes, all in one filesystem.
     #[arg(value_name = "FILESYSTEM/PATH", required = true, value_parser = filesystem())]
     pub names: Vec<FilesystemName>,
     /// Print one JSON object.

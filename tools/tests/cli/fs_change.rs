@@ -2,9 +2,10 @@
 //! refuse, and that the filesystem is consistent after each.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sealblock_proofs_btrfs_images::has_mounts;
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
@@ -289,7 +290,11 @@ fn subvolumes_are_made_shared_moved_and_deleted() {
     is_clean(&place);
 
     place.run("fs rm disk:home").fails(3, &["subvolume 256", "fs subvolume delete"]);
-    place.run("fs rmdir disk:home").fails(3, &["subvolume 256"]);
+    place.run("fs rmdir disk:home").fails(3, &["not empty"]);
+    place.run("fs subvolume create disk:empty").succeeds();
+    let removed = place.run("fs rmdir disk:empty --json").succeeds().json();
+    assert_eq!((&removed["subvolumes"], &removed["dropped"]), (&json!([260]), &json!([260])));
+    assert_eq!((&removed["directories"], &removed["left"]), (&json!(0), &json!([])));
     place.run("fs rm -r disk:dir").fails(3, &["1 subvolume in it", "\"again\"", "--subvolumes"]);
     place.run("fs subvolume delete disk:home").fails(3, &["subvolume 257 is below it", "--recursive"]);
     place.run("fs subvolume delete disk:dir").fails(3, &["not a subvolume"]);
@@ -393,5 +398,37 @@ fn a_block_device_is_written_unless_it_is_mounted() {
     place.run(&format!("fs mkdir {}/other", device.0)).fails(3, &[&device.0, "mounted"]);
     drop((mount, device));
     assert_eq!(paths(&place, "disk"), ["dir"]);
+    is_clean(&place);
+}
+
+/// It stops soon, says how to go on, and the next command does.
+#[test]
+fn a_signal_ends_the_freeing_of_space() {
+    let place = new(400 * MIB, "--node-size 4KiB");
+    place.run("fs subvolume create disk:big").succeeds();
+    fs::create_dir(place.path("many")).unwrap();
+    (0..4000).for_each(|file| place.write(&format!("many/a file with the number {file}"), &[7; 900]));
+    place.run("fs put -r many disk:big").succeeds();
+    let used = || place.run("fs info disk --json").succeeds().json()["used_bytes"].as_u64().unwrap();
+    let before = used();
+    // Each node that is read takes a while, so that there is time for the signal.
+    let mut child = place.start("fs subvolume delete fault:[delay=3ms],disk:big");
+    sleep(Duration::from_secs(2));
+    assert!(child.try_wait().unwrap().is_none(), "it was done before the signal");
+    let start = Instant::now();
+    run("kill", ["-TERM", &child.id().to_string()]).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let words = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.signal(), Some(15), "{words}");
+    assert!(start.elapsed() < Duration::from_secs(5), "it stops soon");
+    assert!(words.contains("freeing space: interrupted in subvolume 256"), "{words}");
+    assert!(words.contains("try: `sealblock fs subvolume delete FILESYSTEM`"), "{words}");
+    is_clean(&place);
+    let listed = place.run("fs info disk --json").succeeds().json();
+    let is_dying = |one: &Value| one["id"] == 256 && one["being_deleted"] == true;
+    assert!(listed["subvolumes"].as_array().unwrap().iter().any(is_dying), "{listed}");
+    let freed = place.run("fs subvolume delete disk --json").succeeds().json();
+    assert_eq!((&freed["dropped"], &freed["left"]), (&json!([256]), &json!([])));
+    assert!(used() < before - 4 * MIB);
     is_clean(&place);
 }

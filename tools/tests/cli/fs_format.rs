@@ -174,6 +174,8 @@ fn bad_usage_and_unsuitable_targets_are_refused_and_change_nothing() {
         ("disk other --metadata raid1c3", &["RAID1C3", "at least 3 devices, not 2"]),
         ("disk --data raid7", &["raid7"]),
         ("disk --csum md5", &["md5"]),
+        ("disk --sector-size 16KiB", &["sectors of 16384 bytes are not supported", "4096"]),
+        ("disk --sector-size 1TiB", &["sectors of"]),
         ("disk --node-size 2KiB", &["2048"]),
         ("disk --node-size 128KiB", &["131072"]),
         ("disk --node-size 1TiB", &["nodes"]),

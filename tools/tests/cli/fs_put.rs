@@ -197,6 +197,36 @@ fn a_signal_ends_it_with_whole_files() {
     is_clean(&place);
 }
 
+/// Each commit makes durable what was copied before it; without one in between, all is lost.
+#[test]
+fn a_crash_leaves_what_was_committed_in_between() {
+    for (interval, leaves_some) in [("20ms", true), ("1h", false)] {
+        let place = new(2048 * MIB, "");
+        fs::create_dir(place.path("many")).unwrap();
+        for file in 0..150 {
+            place.write(&format!("many/{file:03}"), &noise(file, 4 * MIB as usize));
+        }
+        let mut child = place.start(&format!("fs put -r many disk --commit-interval {interval}"));
+        place.wait_for_bytes("disk", 100 * MIB, &mut child);
+        child.kill().unwrap();
+        if child.wait().unwrap().success() {
+            return skipped("it was done before it was killed");
+        }
+        is_clean(&place);
+        if !leaves_some {
+            place.run("fs ls disk/many").fails(3, &["many"]);
+            continue;
+        }
+        place.run("fs get disk/many got").succeeds();
+        let got: Vec<_> = fs::read_dir(place.path("got")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(!got.is_empty() && got.len() < 150, "{}", got.len());
+        for name in got {
+            let read = |folder: &str| fs::read(place.path(folder).join(&name)).unwrap();
+            assert!(read("got") == read("many"), "{name:?}");
+        }
+    }
+}
+
 #[test]
 fn linux_reads_what_was_put() {
     if let Err(why) = has_mounts() {

@@ -144,11 +144,9 @@ fn options(arguments: &FsFormat) -> Result<FormatOptions, StackError> {
             Feature::FreeSpaceTree => {}
         }
     }
-    let node_bytes = match arguments.node_size {
-        // A size that is too large for the field is wrong anyway.
-        Some(size) => u32::try_from(size.get()).unwrap_or(u32::MAX),
-        None => default_node_bytes(arguments.mixed),
-    };
+    // A size that is too large for the field is wrong anyway.
+    let bytes = |size: ByteCount| u32::try_from(size.get()).unwrap_or(u32::MAX);
+    let node_bytes = arguments.node_size.map_or_else(|| default_node_bytes(arguments.mixed), bytes);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(FormatOptions {
         label: arguments.label.clone().into_bytes(),
@@ -156,7 +154,7 @@ fn options(arguments: &FsFormat) -> Result<FormatOptions, StackError> {
         chunk_tree_uuid: new_uuid()?,
         subvolume_uuid: new_uuid()?,
         time: Timespec { seconds: (now.as_secs() as i64).into(), nanoseconds: now.subsec_nanos().into() },
-        sector_bytes: SECTOR_BYTES,
+        sector_bytes: bytes(arguments.sector_size),
         node_bytes,
         checksum: arguments.csum,
         data,

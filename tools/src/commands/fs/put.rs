@@ -8,10 +8,11 @@ mod local;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sealblock_btrfs_format::items::directory::FileType;
 use sealblock_stack::{Cause, StackError};
+use sealblock_units::ByteCount;
 
 use self::copier::Copier;
 use super::paths::Entry;
@@ -30,7 +31,8 @@ pub fn run(arguments: &FsPut) -> Result<Exit, StackError> {
     }
     let show = if arguments.json { Show::Never } else { Show::OnTerminal };
     change(&order, async |writer| {
-        let progress = Progress::new("copying", None, show);
+        writer.set_commit_interval(arguments.commit_interval.0);
+        let progress = Progress::new("copying", known_bytes(&arguments.locals), show);
         let mut copier = Copier::new(writer, &progress, &arguments.to);
         copier.copied.to = arguments.to.to_string();
         for local in &arguments.locals {
@@ -55,6 +57,15 @@ pub fn run(arguments: &FsPut) -> Result<Exit, StackError> {
         }
         Ok(copied)
     })
+}
+
+/// The bytes of all files, if there is no directory, whose files nobody has counted.
+fn known_bytes(locals: &[PathBuf]) -> Option<ByteCount> {
+    let bytes = locals.iter().map(|local| {
+        let about = local.symlink_metadata().ok()?;
+        (!about.is_dir()).then(|| if about.is_file() { about.len() } else { 0 })
+    });
+    bytes.sum::<Option<u64>>().map(ByteCount::new)
 }
 
 /// Refuses what cannot be copied before anything is opened.
@@ -98,6 +109,16 @@ mod tests {
         assert_eq!(own_name(Path::new("/usr/bin/..")), Some("usr".into()));
         assert_eq!(own_name(Path::new("/")), None);
         assert!(own_name(Path::new(".")).is_some());
+    }
+
+    #[test]
+    fn the_bytes_of_files_are_known_and_those_of_directories_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, other) = (folder.path().join("file"), folder.path().join("other"));
+        std::fs::write(&file, [1; 100]).unwrap();
+        std::os::unix::fs::symlink("file", &other).unwrap();
+        assert_eq!(known_bytes(&[file.clone(), other.clone(), file.clone()]), Some(ByteCount::new(200)));
+        assert_eq!(known_bytes(&[file, folder.path().to_owned()]), None);
     }
 
     #[test]

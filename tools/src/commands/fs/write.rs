@@ -1,10 +1,11 @@
 //! Opening the filesystem that a command changes, its commit, and what is reported of it.
 //!
 //! What a command did is committed when its work ends, also by a failure or a signal: it is a whole number of steps
-//! then. Work of many steps commits in between, so that the nodes that it changed do not fill the memory.
+//! then. Work of many steps commits in between: so that the nodes that it changed do not fill the memory, and so that not
+//! all is lost in a crash.
 
 use std::cell::Cell;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::io::Errno;
 use sealblock_btrfs::BadCopy;
@@ -25,6 +26,8 @@ use crate::report::{note, note_lost_answers, print_json, say};
 
 /// Changed nodes in memory, in bytes, after which work of many steps commits.
 const MAX_DIRTY_BYTES: usize = 64 << 20;
+/// The time after which work of many steps commits, as in Linux.
+const COMMIT_INTERVAL: Duration = Duration::from_secs(30);
 /// Copies that are noted one by one; JSON lists all.
 const MAX_NOTED: usize = 20;
 
@@ -35,6 +38,9 @@ pub(super) struct Writer {
     /// The subvolumes and their places when it was opened, if they were asked for.
     pub nested: Nested,
     stopped: Cell<bool>,
+    /// The time of the last commit between steps, and the time between two of them.
+    committed: Cell<Instant>,
+    commit_interval: Cell<Duration>,
 }
 
 /// What a command did.
@@ -142,10 +148,12 @@ async fn run<D: Done>(
     };
     let failed = |error| engine_error("write to", &error).on(name.devices());
     let engine = Engine::open(filesystem, EngineOptions::default()).await.map_err(failed)?;
-    let writer = Writer { engine, nested, stopped: Cell::new(false) };
+    let writer = Writer::new(engine, nested);
     let result = work(&writer).await;
     // A failure of the work comes first; one that stopped the filesystem fails the commit, too.
     let committed = writer.engine.commit().await;
+    // Writes whose requests ended early still use the devices, which are closed next.
+    writer.engine.finish_writes().await;
     let (done, transaction) = (result?, committed.map_err(failed)?);
     let mut damage = filesystem.take_bad_copies();
     damage.extend(writer.engine.take_bad_copies());
@@ -180,6 +188,16 @@ fn one_filesystem<'a>(names: &[&'a FilesystemName]) -> Result<&'a FilesystemName
 }
 
 impl Writer {
+    fn new(engine: Engine, nested: Nested) -> Writer {
+        let (committed, commit_interval) = (Cell::new(Instant::now()), Cell::new(COMMIT_INTERVAL));
+        Writer { engine, nested, stopped: Cell::new(false), committed, commit_interval }
+    }
+
+    /// Sets the time after which [`Writer::checkpoint`] commits.
+    pub fn set_commit_interval(&self, interval: Duration) {
+        self.commit_interval.set(interval);
+    }
+
     /// Whether a signal came, so that nothing more is to be begun.
     pub fn stops(&self) -> bool {
         let came = interrupt::came();
@@ -187,16 +205,22 @@ impl Writer {
         came
     }
 
-    /// Commits if much was changed since the last time. Called between steps.
+    /// Commits if much was changed since the last time, or something long ago. Called between steps.
     pub async fn checkpoint(&self) -> Result<(), EngineError> {
-        let nodes = self.engine.inspect(|transaction| {
+        let bytes = self.engine.inspect(|transaction| {
             Ok(transaction.nodes.dirty_count().saturating_mul(transaction.geometry().node_bytes as usize))
         });
-        if nodes.await? > MAX_DIRTY_BYTES {
+        if is_commit_due(bytes.await?, self.committed.get().elapsed(), self.commit_interval.get()) {
             self.engine.commit().await?;
+            self.committed.set(Instant::now());
         }
         Ok(())
     }
+}
+
+/// Whether this many bytes of changed nodes are to be committed, this time after the last commit.
+fn is_commit_due(bytes: usize, elapsed: Duration, interval: Duration) -> bool {
+    bytes > MAX_DIRTY_BYTES || bytes > 0 && elapsed >= interval
 }
 
 /// The time now.
@@ -269,6 +293,15 @@ mod tests {
         turned.targets.reverse();
         assert_eq!(one_filesystem(&[&both, &turned]).unwrap(), &both);
         assert!(one_filesystem(&[]).is_err());
+    }
+
+    #[test]
+    fn much_is_committed_at_once_and_little_after_a_while() {
+        let seconds = Duration::from_secs;
+        assert!(is_commit_due(MAX_DIRTY_BYTES + 1, seconds(0), seconds(30)));
+        assert!(!is_commit_due(MAX_DIRTY_BYTES, seconds(29), seconds(30)));
+        assert!(is_commit_due(1, seconds(30), seconds(30)) && is_commit_due(1, seconds(0), seconds(0)));
+        assert!(!is_commit_due(0, seconds(90), seconds(30)));
     }
 
     #[test]

@@ -238,6 +238,7 @@ impl<'a> Copier<'a> {
                 self.progress.advance(written);
                 at += written;
                 end = at;
+                self.writer.checkpoint().await.map_err(entry.failed("write"))?;
             }
         }
         if end < size {
