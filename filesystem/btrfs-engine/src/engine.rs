@@ -453,6 +453,7 @@ impl Engine {
         }
         let transaction = &mut *self.transaction.borrow_mut();
         transaction.nodes.thaw();
+        transaction.released.thaw();
         transaction.chunks.settle_removed(&removed);
         transaction.space.unpin(pinned).map_err(|error| self.stop(error.to_string()))?;
         self.data.files.committed(generation);
