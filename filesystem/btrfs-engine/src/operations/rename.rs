@@ -12,7 +12,7 @@ use sealblock_btrfs_format::items::directory::Target;
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
-use super::{Operation, Taken};
+use super::{Operation, Resolved, Taken};
 use crate::change::Change;
 use crate::engine::{Engine, EngineError};
 use crate::names::{MovedSubvolume, Place, RenameMode, Renamed, Unlinked};
@@ -78,6 +78,10 @@ impl Engine {
         if from.0 != to.0 {
             return self.move_to_subvolume(from, to, mode, now).await;
         }
+        self.complete_source(from).await?;
+        if mode == RenameMode::Exchange {
+            self.complete_source(to).await?;
+        }
         let directories = &[from.1.directory, to.1.directory];
         let operation = Operation { root: from.0, now, directories, frees_space: false };
         match self.run_operation(operation, |plan| plan.rename(from.1, to.1, mode)).await {
@@ -86,6 +90,21 @@ impl Engine {
             }
             result => result,
         }
+    }
+
+    /// The file that is renamed gets its size before it can replace another one, for which writes in flight are waited
+    /// for: after a power cut, the name has one of the two files whole.
+    async fn complete_source(&self, (root, place): End<'_>) -> Result<(), EngineError> {
+        if !self.has_unfinished_files(root) {
+            return Ok(());
+        }
+        // What is wrong with the name, the rename itself finds out.
+        if let Ok(Some(found)) = self.lookup(root, place).await
+            && let Resolved::Inode(ino) = found.target
+        {
+            self.complete_writes(root, ino).await?;
+        }
+        Ok(())
     }
 
     async fn rename_subvolumes(
