@@ -39,8 +39,7 @@ use sealblock_btrfs_format::key::objectid;
 use zerocopy::IntoBytes;
 
 pub use clone::FilePlace;
-pub use files::InPlaceHold;
-pub(crate) use files::{FileId, FileLock, LockRange};
+pub(crate) use files::{FileId, FileLock, InPlaceHold, LockRange};
 pub use info::now;
 pub(crate) use info::{FileInfo, ITEMS_OF_A_STEP};
 pub use read::MAX_FILE_READ_BYTES;
@@ -223,13 +222,18 @@ impl Engine {
     ///
     /// # Errors
     /// If a size cannot be stored.
-    pub async fn hold_in_place_writes(&self, root: u64) -> Result<InPlaceHold, EngineError> {
+    pub(crate) async fn hold_in_place_writes(&self, root: u64) -> Result<InPlaceHold, EngineError> {
         for id in self.data().files.ahead(root) {
             self.complete_writes(id.root, id.ino).await?;
         }
         let hold = self.data().in_place.hold(root);
         self.while_waiting(hold.granted()).await;
         Ok(hold)
+    }
+
+    /// True if a file of a subvolume has writes in flight, or a size that its item does not have.
+    pub(crate) fn has_unfinished_files(&self, root: u64) -> bool {
+        self.data().files.has_unfinished(root)
     }
 
     /// Waits for something that an abandoned write may hold.

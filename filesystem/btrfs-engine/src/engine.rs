@@ -10,9 +10,10 @@
 //!   A transaction that was lost in a crash may have had the next two numbers, and left nodes and data with them. So no
 //!   number is used twice, and nothing of a lost transaction can be taken for a part of a later one.
 //! - After a failure from which the transaction cannot recover ([`EngineError::Stopped`]) nothing is written any more.
-//!   What was durable stays so.
-//! - A device on which a write failed gets no superblock any more, so that it stays behind the others, and what it missed
-//!   is not taken for current.
+//!   What was durable stays so. What is there can still be read, unless a change failed half-way.
+//! - A device on which a write failed gets no superblock any more, so that it stays behind the others, and what it
+//!   missed is not taken for current. Until another transaction is durable, its superblock is as new as those of the
+//!   others, so nothing that it missed counts as durable before.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -95,6 +96,8 @@ pub struct Engine {
     transaction: RefCell<Transaction>,
     /// Devices on which a write failed.
     failed: RefCell<BTreeSet<u64>>,
+    /// How many of them the last durable transaction has left behind.
+    left_behind: Cell<usize>,
     gate: Gate,
     is_committing: Cell<bool>,
     committed: Condition,
@@ -104,6 +107,8 @@ pub struct Engine {
     /// The superblocks of the devices without failures, by their transactions.
     supers: RefCell<BTreeMap<u64, u64>>,
     stopped: RefCell<Option<Rc<str>>>,
+    /// True if a change failed half-way, so that the open transaction contradicts itself.
+    is_torn: Cell<bool>,
     bad_copies: RefCell<Vec<BadCopy>>,
     pub(crate) numbers: RefCell<Numbers>,
     pub(crate) known_room: RefCell<KnownRoom>,
@@ -133,6 +138,7 @@ impl Engine {
             devices: Rc::clone(&storage.devices),
             transaction: RefCell::new(transaction),
             failed: RefCell::default(),
+            left_behind: Cell::default(),
             gate: Gate::default(),
             is_committing: Cell::default(),
             committed: Condition::default(),
@@ -140,6 +146,7 @@ impl Engine {
             changes_before: Cell::default(),
             supers: RefCell::new(storage.devices.iter().map(|(devid, device)| (devid, device.generation)).collect()),
             stopped: RefCell::default(),
+            is_torn: Cell::default(),
             bad_copies: RefCell::default(),
             numbers: RefCell::default(),
             known_room: RefCell::default(),
@@ -205,7 +212,7 @@ impl Engine {
     ) -> Result<T, EngineError> {
         let mut is_committed = false;
         loop {
-            let error = match self.run(&mut change, true).await {
+            let error = match self.run(&mut change, Way::Change).await {
                 Err(EngineError::Change(ChangeError::Space(SpaceError::Full(what)))) => what,
                 Err(EngineError::Change(ChangeError::NewSnapshot(_))) => {
                     self.commit().await?;
@@ -213,7 +220,7 @@ impl Engine {
                 }
                 result => return result,
             };
-            if self.grow(error, true).await? {
+            if self.grow(error, Way::Change).await? {
                 continue;
             }
             if is_committed {
@@ -225,22 +232,22 @@ impl Engine {
     }
 
     /// Reads in the open transaction, also while it is being brought into the state that is committed: that changes no
-    /// subvolume. `read` is called until it lacks no node, and changes nothing.
+    /// subvolume; and when nothing is written any more. `read` is called until it lacks no node, and changes nothing.
     ///
     /// # Errors
-    /// Those of `read`, or if a node cannot be read.
+    /// Those of `read`, if a node cannot be read, or if a change failed half-way.
     pub async fn inspect<T>(
         &self,
         mut read: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
     ) -> Result<T, EngineError> {
-        self.run(&mut read, false).await
+        self.run(&mut read, Way::Read).await
     }
 
     /// Makes a chunk for this use, and before it one for another use that it needs. Returns false if there is no room.
-    async fn grow(&self, what: Use, waits_at_gate: bool) -> Result<bool, EngineError> {
+    async fn grow(&self, what: Use, way: Way) -> Result<bool, EngineError> {
         let mut wanted = vec![what];
         while let Some(what) = wanted.last().copied() {
-            match self.run(|transaction| transaction.allocate_chunk(what), waits_at_gate).await {
+            match self.run(|transaction| transaction.allocate_chunk(what), way).await {
                 Ok(()) => drop(wanted.pop()),
                 Err(EngineError::Change(ChangeError::Space(SpaceError::Full(other)))) if !wanted.contains(&other) => {
                     wanted.push(other);
@@ -255,14 +262,16 @@ impl Engine {
     async fn run<T>(
         &self,
         mut change: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
-        waits_at_gate: bool,
+        way: Way,
     ) -> Result<T, EngineError> {
         let mut pins = Pins { engine: self, bytenrs: Vec::new() };
         loop {
-            if waits_at_gate {
+            if way == Way::Change {
                 self.gate.passed().await;
             }
-            self.check_stopped()?;
+            if way != Way::Read || self.is_torn.get() {
+                self.check_stopped()?;
+            }
             let expected = match self.attempt(&mut change)? {
                 Ok(done) => return Ok(done),
                 Err(expected) => expected,
@@ -289,6 +298,7 @@ impl Engine {
         match change(transaction) {
             Ok(done) => Ok(Ok(done)),
             Err(error) if transaction.changes() != before => {
+                self.is_torn.set(true);
                 Err(self.stop(format!("a change failed half-way: {error}")))
             }
             Err(ChangeError::Need(expected)) => Ok(Err(expected)),
@@ -408,9 +418,9 @@ impl Engine {
         mut step: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
     ) -> Result<T, EngineError> {
         loop {
-            match self.run(&mut step, false).await {
+            match self.run(&mut step, Way::Settle).await {
                 Err(EngineError::Change(ChangeError::Space(SpaceError::Full(what))))
-                    if self.grow(what, false).await? => {}
+                    if self.grow(what, Way::Settle).await? => {}
                 result => return result,
             }
         }
@@ -463,7 +473,7 @@ impl Engine {
         if let Some((devid, fault)) = storage.devices.flush(&self.sound(&devices)).await.into_iter().next() {
             return Err(self.stop(format!("what was written to device {devid} may not be durable: {fault}")));
         }
-        let sound = self.sound(&devices);
+        let (sound, left_behind) = (self.sound(&devices), self.failed.borrow().len());
         let items: Vec<DevItem> = devices.into_iter().filter(|item| sound.contains(&item.devid.get())).collect();
         // All of the transaction is durable on these.
         let oldest = self.supers.borrow().values().copied().min().unwrap_or(self.durable.get());
@@ -478,6 +488,7 @@ impl Engine {
         *self.supers.borrow_mut() =
             items.iter().filter(is_written).map(|item| (item.devid.get(), generation)).collect();
         self.durable.set(generation);
+        self.left_behind.set(left_behind);
         if self.options.discards {
             // A device runs requests in any order. So what is discarded is free only when that is done, or the discard
             // would take what was written there next.
@@ -485,6 +496,7 @@ impl Engine {
         }
         let transaction = &mut *self.transaction.borrow_mut();
         transaction.nodes.thaw();
+        transaction.released.thaw();
         transaction.chunks.settle_removed(&removed);
         transaction.space.unpin(pinned).map_err(|error| self.stop(error.to_string()))?;
         self.data.files.committed(generation);
@@ -499,6 +511,11 @@ impl Engine {
 
     pub(crate) fn has_failed(&self, devid: u64) -> bool {
         self.failed.borrow().contains(&devid)
+    }
+
+    /// True if a device that missed a write would be taken for current after a power cut.
+    pub(crate) fn has_new_failure(&self) -> bool {
+        self.failed.borrow().len() != self.left_behind.get()
     }
 
     /// Flushes all devices that are not left behind.
@@ -521,6 +538,17 @@ impl Engine {
             tracing::error!(devid, %fault, "a device cannot be written, and is left behind");
         }
     }
+}
+
+/// For what a function of the transaction is called.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// To change it: before it is brought into the state that is committed, or after.
+    Change,
+    /// To bring it there.
+    Settle,
+    /// To read it.
+    Read,
 }
 
 /// A transaction that is being written.

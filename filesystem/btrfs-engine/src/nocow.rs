@@ -6,7 +6,8 @@
 //! - The item and the extent are newer than the last snapshot of the subvolume, and no snapshot is about to be taken.
 //!   The extent tree does not count what a snapshot shares at first: only the leaf is shared, not the extent.
 //! - All references of the extent are of this file at this offset: in the extent tree, where they are one entry behind
-//!   the extent's item, and among the delayed ones.
+//!   the extent's item, and among the delayed ones. Others that it had are gone durably: before that, a power cut
+//!   brings them back, and their files would have what is written now.
 //! - The sectors have no checksums, which a write in place would make wrong.
 //! - The extent is not compressed, and its block group may be written.
 //!
@@ -22,7 +23,7 @@ use sealblock_btrfs_format::key::{ItemType, Key};
 
 use crate::csums::{CsumError, CsumShape, Csums};
 use crate::file_map::{ExtentPart, File, Mapping};
-use crate::refs::DelayedRefs;
+use crate::refs::{DelayedRefs, Released};
 use crate::tree::TreeError;
 use crate::view::Items;
 
@@ -81,6 +82,8 @@ pub struct NocowTest<'a, E, C> {
     pub extents: &'a E,
     /// The references that are not in it yet.
     pub delayed: &'a DelayedRefs,
+    /// Extents of which references are gone, and that is not durable.
+    pub released: &'a Released,
     /// The checksum tree.
     pub csums: &'a C,
     /// The form of its items.
@@ -116,6 +119,9 @@ impl<E: Items, C: Items> NocowTest<'_, E, C> {
     /// The item of the extent, its own references, and the delayed ones.
     fn of_extent(&self, part: &ExtentPart) -> Result<Option<MustCow>, NocowError> {
         let bytenr = part.extent.bytenr;
+        if self.released.contains(bytenr) {
+            return Ok(Some(MustCow::Shared));
+        }
         let own = part.reference(self.file.root, self.file.ino);
         let head = self.delayed.head(bytenr);
         let mut count = 0_i64;

@@ -16,8 +16,8 @@
 //! - Nothing wraps. A count that is too small or too large is an error. It comes from damage, or from a fault here, and
 //!   the transaction must not be committed.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sealblock_btrfs_format::error::DecodeError;
 use sealblock_btrfs_format::extent_refs::ExtentRef;
@@ -248,6 +248,36 @@ impl DelayedRefs {
     /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.heads.is_empty()
+    }
+}
+
+/// Data extents that live and lost references which the last durable transaction has: after a power cut these are there
+/// again. Until then whoever is left with such an extent must not write over it.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Released {
+    open: BTreeSet<u64>,
+    frozen: BTreeSet<u64>,
+}
+
+impl Released {
+    /// The open transaction wrote that an extent has fewer references.
+    pub fn insert(&mut self, bytenr: u64) {
+        self.open.insert(bytenr);
+    }
+
+    /// True if an extent lost references, and that is not durable.
+    pub fn contains(&self, bytenr: u64) -> bool {
+        self.open.contains(&bytenr) || self.frozen.contains(&bytenr)
+    }
+
+    /// The open transaction is about to be written.
+    pub fn freeze(&mut self) {
+        self.frozen.append(&mut self.open);
+    }
+
+    /// It is durable.
+    pub fn thaw(&mut self) {
+        self.frozen.clear();
     }
 }
 

@@ -61,6 +61,7 @@ impl Transaction {
         self.prepare(Use::Metadata, NODES_OF_A_STEP)?;
         let Some(head) = self.refs.take(bytenr) else { return Ok(()) };
         let (is_new, node_bytes) = (head.new_item().is_some(), self.geometry().node_bytes);
+        let is_released = head.refs().any(|(_, net)| net < 0);
         let fate = self.edit(objectid::EXTENT_TREE, |tree, editor| {
             editor.count_change();
             Ok::<_, ChangeError>(head.run(bytenr, &mut ExtentTree { tree, editor }, node_bytes)?)
@@ -68,7 +69,12 @@ impl Transaction {
         let bytes = |key: Key| if key.item_type == ItemType::METADATA_ITEM { node_bytes.into() } else { key.offset };
         let changes = match fate {
             Fate::Lives(key) if is_new => self.space.extent_added(bytenr, bytes(key))?,
-            Fate::Lives(_) => ItemChanges::new(),
+            Fate::Lives(key) => {
+                if is_released && key.item_type == ItemType::EXTENT_ITEM {
+                    self.released.insert(bytenr);
+                }
+                ItemChanges::new()
+            }
             // Its item was never inserted, but something may have been written there.
             Fate::Free { key, .. } if is_new => {
                 self.space.pin(bytenr..bytenr + bytes(key));

@@ -26,7 +26,7 @@ use crate::csums::CsumShape;
 use crate::editor::{Editor, use_of};
 pub use crate::error::ChangeError;
 use crate::nodes::Nodes;
-use crate::refs::DelayedRefs;
+use crate::refs::{DelayedRefs, Released};
 use crate::space::{Space, Use};
 use crate::tree::{NodeSource, Tree};
 use crate::view::{Items, TreeView};
@@ -61,6 +61,8 @@ pub struct Transaction {
     pub space: Space,
     /// Its delayed references.
     pub refs: DelayedRefs,
+    /// Data extents that live and have fewer references than in the last durable transaction.
+    pub released: Released,
     /// Its chunks.
     pub chunks: Chunks,
     /// The highest number that a new subvolume got.
@@ -87,6 +89,7 @@ impl Transaction {
             nodes: Nodes::new(geometry.node_bytes, cache_bytes),
             space: Space::new(geometry.node_bytes, geometry.sector_bytes),
             refs: DelayedRefs::new(),
+            released: Released::default(),
             chunks,
             highest_subvolume: 0,
             superblock: *superblock,
@@ -115,6 +118,7 @@ impl Transaction {
     pub fn open_next(&mut self) {
         debug_assert!(self.nodes.dirty_count() == 0 && self.refs.is_empty());
         self.geometry.generation += 1;
+        self.released.freeze();
         self.trees.values_mut().for_each(|open| open.changed = None);
     }
 

@@ -15,7 +15,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::BlockSize;
 
 /// Bytes of a page.
-const PAGE_BYTES: usize = 4096;
+pub(crate) const PAGE_BYTES: usize = 4096;
 /// Pages of a leaf, which clones share as a whole.
 const LEAF_PAGES: usize = 256;
 /// Every byte of [`Content::Garbage`].
@@ -188,7 +188,7 @@ impl Image {
         })
     }
 
-    fn page(&self, page: u64) -> Option<&Slice> {
+    pub(crate) fn page(&self, page: u64) -> Option<&Slice> {
         self.leaves.get(&(page / LEAF_PAGES as u64))?[(page % LEAF_PAGES as u64) as usize].as_ref()
     }
 

@@ -38,6 +38,9 @@
 //!
 //! Two power cuts in a row: a second [`Recorder`] begins with the images of a state.
 //!
+//! States that differ only in what nothing reads are judged once: [`Image::watched_device`] tells what was read of a
+//! state, and [`Footprint::is_same_in`] whether another one has the same bytes there.
+//!
 //! For programs that read files, [`Image::save`] writes a sparse file. The kernel reads only the first superblock of a
 //! device: mount only states with [`CrashOptions::atomic_superblocks`].
 //!
@@ -46,6 +49,7 @@
 mod crash;
 mod device;
 mod faults;
+mod footprint;
 mod image;
 mod log;
 mod recorder;
@@ -54,6 +58,7 @@ mod tear;
 
 pub use crash::{CrashOptions, CrashState, CrashStates};
 pub use faults::{FailedWrite, Fault, Repeat};
+pub use footprint::{Footprint, Watched};
 pub use image::{Content, Image, Piece};
 pub use log::{Event, Log, Recorded, RequestId};
 pub use recorder::{Discarded, Options, Recorder};

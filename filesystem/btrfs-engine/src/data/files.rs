@@ -123,6 +123,12 @@ impl Files {
         states.iter().filter(|(_, state)| state.is_size_ahead()).map(|(id, _)| *id).collect()
     }
 
+    /// True if a file of a subvolume has writes in flight, or a size that its item does not have.
+    pub fn has_unfinished(&self, root: u64) -> bool {
+        let is_unfinished = |state: &FileState| state.is_size_ahead() || !state.ordered.borrow().is_empty();
+        self.states.borrow().iter().any(|(id, state)| id.root == root && is_unfinished(state))
+    }
+
     /// A transaction is durable.
     pub fn committed(&self, durable: u64) {
         self.durable.set(durable);

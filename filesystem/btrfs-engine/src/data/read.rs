@@ -132,7 +132,7 @@ impl Engine {
         let bytes = bytes.min(MAX_FILE_READ_BYTES);
         let end = offset.saturating_add(bytes).min(i64::MAX as u64);
         let lock = self.lock(id, vec![LockRange::shared(offset..end.max(offset))]).await;
-        let info = self.change(|transaction| transaction.file_info(id)).await?;
+        let info = self.inspect(|transaction| transaction.file_info(id)).await?;
         let end = end.min(lock.state().size(info.stored_size()));
         if offset >= end {
             return Ok(Slice::empty());
@@ -156,7 +156,7 @@ impl Engine {
         id: FileId,
         sectors: &Range<u64>,
     ) -> Result<(Slice, Vec<BadCopy>), EngineError> {
-        let (info, steps) = self.change(|transaction| transaction.plan_read(id, sectors)).await?;
+        let (info, steps) = self.inspect(|transaction| transaction.plan_read(id, sectors)).await?;
         let (length, sector_bytes) = ((sectors.end - sectors.start) as usize, info.file.sector_bytes);
         let read = |step: ReadStep| async move {
             let data = self.read_step(&step, sector_bytes).await;

@@ -93,6 +93,7 @@ impl Transaction {
             is_snapshot_pending: false,
             extents: &extents,
             delayed: &self.refs,
+            released: &self.released,
             csums: &csums,
             shape: self.csum_shape(),
         };

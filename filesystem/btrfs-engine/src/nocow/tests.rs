@@ -24,6 +24,7 @@ struct World {
     is_read_only: bool,
     extents: Tree,
     delayed: DelayedRefs,
+    released: Released,
     csums: Tree,
 }
 
@@ -60,6 +61,7 @@ impl World {
             is_read_only: false,
             extents: Tree::from([(extent_key(), item(30, &[(of_file(257, 6 * S), 3)]).encode())]),
             delayed: DelayedRefs::new(),
+            released: Released::default(),
             // Those of other sectors of the same extent and of its neighbours do not matter.
             csums: [3, 6, 9].map(|at| (Key::new(-10_i64 as u64, ItemType::EXTENT_CSUM, A + at * S), vec![0; 4])).into(),
         }
@@ -73,6 +75,7 @@ impl World {
             is_snapshot_pending: self.is_snapshot_pending,
             extents: &self.extents,
             delayed: &self.delayed,
+            released: &self.released,
             csums: &self.csums,
             shape: CsumShape { sector_bytes: 4096, node_bytes: 16_384, csum_bytes: 4 },
         };
@@ -113,6 +116,14 @@ fn a_snapshot_or_another_reference_forbids_it() {
         expect(Some(MustCow::Shared), |world| world.delayed.drop(A, other, 1).unwrap());
         expect(Some(MustCow::Shared), |world| drop(world.extents.insert(other.key(A), keyed_data(other, 1))));
     }
+    // One that is gone comes back in a power cut, until that is durable.
+    expect(Some(MustCow::Shared), |world| world.released.insert(A));
+    expect(None, |world| {
+        world.released.insert(A);
+        world.released.freeze();
+        assert!(world.released.contains(A));
+        world.released.thaw();
+    });
     // More references than those behind the item.
     expect(Some(MustCow::Shared), |world| {
         let mut bytes = item(30, &[(own, 3)]).encode();
@@ -172,6 +183,7 @@ fn holes_are_no_extents_and_damaged_items_are_errors() {
         is_snapshot_pending: false,
         extents: &world.extents,
         delayed: &world.delayed,
+        released: &world.released,
         csums: &world.csums,
         shape: CsumShape { sector_bytes: 4096, node_bytes: 16_384, csum_bytes: 4 },
     };

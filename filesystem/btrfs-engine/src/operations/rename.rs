@@ -12,7 +12,7 @@ use sealblock_btrfs_format::items::directory::Target;
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
-use super::{Operation, Taken};
+use super::{Operation, Resolved, Taken};
 use crate::change::Change;
 use crate::data::now;
 use crate::engine::{Engine, EngineError};
@@ -81,7 +81,10 @@ impl Engine {
         if from.0 != to.0 {
             return self.move_to_subvolume(from, to, mode, now).await;
         }
-        self.complete_writes_before(from.0, from.1, to.1, mode).await?;
+        self.complete_source(from).await?;
+        if mode == RenameMode::Exchange {
+            self.complete_source(to).await?;
+        }
         let directories = &[from.1.directory, to.1.directory];
         let operation = Operation { root: from.0, now, directories, frees_space: false };
         match self.run_operation(operation, |plan| plan.rename(from.1, to.1, mode)).await {
@@ -105,7 +108,7 @@ impl Engine {
         owner: &Ownership,
         now: Timespec,
     ) -> Result<Renamed, EngineError> {
-        self.complete_writes_before(root, from, to, RenameMode::Replace).await?;
+        self.complete_source((root, from)).await?;
         let directories = &[from.directory, to.directory];
         let operation = Operation { root, now, directories, frees_space: false };
         self.run_operation(operation, |plan| {
@@ -120,30 +123,19 @@ impl Engine {
         .await
     }
 
-    /// Before a file replaces another one: its writes in flight complete, and its size is stored.
-    async fn complete_writes_before(
-        &self,
-        root: u64,
-        from: Place<'_>,
-        to: Place<'_>,
-        mode: RenameMode,
-    ) -> Result<(), EngineError> {
-        if mode != RenameMode::Replace {
+    /// The file that is renamed gets its size before it can replace another one, for which writes in flight are waited
+    /// for: after a power cut, the name has one of the two files whole.
+    async fn complete_source(&self, (root, place): End<'_>) -> Result<(), EngineError> {
+        if !self.has_unfinished_files(root) {
             return Ok(());
         }
-        let source = self
-            .inspect(|transaction| {
-                transaction.open_subvolume(root, Access::Change)?;
-                transaction.plan(root, now(), |plan| {
-                    let source = plan.lookup(from.directory, from.name)?;
-                    Ok(source.filter(|_| matches!(plan.lookup(to.directory, to.name), Ok(Some(_)))))
-                })
-            })
-            .await?;
-        match source.map(|entry| entry.target) {
-            Some(Target::Inode(ino)) => self.complete_writes(root, ino).await.map(drop),
-            _ => Ok(()),
+        // What is wrong with the name, the rename itself finds out.
+        if let Ok(Some(found)) = self.lookup(root, place).await
+            && let Resolved::Inode(ino) = found.target
+        {
+            self.complete_writes(root, ino).await?;
         }
+        Ok(())
     }
 
     async fn rename_subvolumes(

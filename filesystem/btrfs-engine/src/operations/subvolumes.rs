@@ -71,8 +71,8 @@ impl Engine {
         .await
     }
 
-    /// Makes a snapshot. Returns its number. It has the source as it is in the open transaction; data that are still to
-    /// be written are not part of it, so whoever calls this has written them, and holds back those that follow.
+    /// Makes a snapshot. Returns its number. It has every write that was answered before this was called, and each other
+    /// one wholly or not at all: data that are being written in place are waited for, and no others begin meanwhile.
     ///
     /// # Errors
     /// Those of names, of both subvolumes, and of the engine.
@@ -83,6 +83,7 @@ impl Engine {
         now: Timespec,
     ) -> Result<u64, EngineError> {
         self.recover_orphans(to.root).await?;
+        let _hold = self.hold_in_place_writes(new.source).await?;
         self.change(|transaction| {
             transaction.open_subvolume(new.source, Access::Read)?;
             transaction.open_subvolume(to.root, Access::Change)?;

@@ -7,14 +7,18 @@ use futures_util::FutureExt;
 use futures_util::future::join;
 use sealblock_block::DynDevice;
 use sealblock_btrfs::FsError;
+use sealblock_btrfs_engine::data::FilePlace;
 use sealblock_btrfs_engine::engine::{Engine, EngineError, EngineOptions};
+use sealblock_btrfs_engine::names::{Place, RenameMode};
+use sealblock_btrfs_engine::operations::{NewSnapshot, SubvolumePlace};
+use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_media_memory::Corruption;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::Lba;
 
 use crate::disks::Disks;
 use crate::faulty::{Faults, FaultyDevice};
-use crate::files::{Kind, ROOT, assert_content, create, read_all, read_committed, write};
+use crate::files::{Kind, ROOT, assert_content, assert_same, create, read_all, read_committed, write};
 
 /// An engine, and what its devices do to writes.
 pub fn open(disks: &Disks, options: EngineOptions) -> (Engine, Vec<Rc<Faults>>) {
@@ -194,6 +198,14 @@ fn bad_copies_are_written_anew_when_they_are_read() {
     disks.assert_checked_by_program();
 }
 
+fn place(name: &str) -> Place<'_> {
+    Place { directory: 256, name: name.as_bytes() }
+}
+
+fn time() -> Timespec {
+    Timespec { seconds: 1_700_000_000.into(), nanoseconds: 0.into() }
+}
+
 #[test]
 fn a_snapshot_waits_for_data_that_are_written_in_place() {
     let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
@@ -205,20 +217,111 @@ fn a_snapshot_waits_for_data_that_are_written_in_place() {
     faults[0].hold(1);
     let mut in_place = Box::pin(engine.write(ROOT, ino, 0, Slice::copy_from(&[2; 8192])));
     assert!((&mut in_place).now_or_never().is_none());
-    let mut hold = Box::pin(engine.hold_in_place_writes(ROOT));
-    assert!((&mut hold).now_or_never().is_none());
-    faults[0].release();
-    block_on(in_place).unwrap();
-    let hold = block_on(hold).unwrap();
+    let new = NewSnapshot { source: ROOT, uuid: [7; 16], is_read_only: true };
+    let to = SubvolumePlace { root: ROOT, place: place("snapshot") };
+    let mut snapshot = Box::pin(engine.create_snapshot(new, to, time()));
+    assert!((&mut snapshot).now_or_never().is_none(), "half of the write would be in it");
     let mut waits = Box::pin(engine.write(ROOT, ino, 0, Slice::copy_from(&[3; 8192])));
     assert!((&mut waits).now_or_never().is_none());
-    drop(hold);
-    block_on(waits).unwrap();
+    faults[0].release();
+    let ((written, id), later) = block_on(join(join(in_place, snapshot), waits));
+    (written.unwrap(), later.unwrap());
+    let in_snapshot = block_on(engine.read(id.unwrap(), ino, 0, 8192)).unwrap();
+    assert_same(&in_snapshot, &[2; 8192]);
+    assert_content(&engine, ino, &[3; 8192]);
+    assert_eq!(engine.durable_generation(), durable);
+    drop(engine);
+    disks.assert_consistent();
+}
+
+#[test]
+fn data_in_place_need_no_commit_and_their_size_does() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    let (engine, _) = open(&disks, EngineOptions::default());
+    let ino = create(&engine, "file", Kind::NoCow);
+    write(&engine, ino, 0, &[1; 8192]);
+    let durable = block_on(engine.fsync(ROOT, ino)).unwrap();
+    write(&engine, ino, 0, &[3; 8192]);
     block_on(engine.sync_data(ROOT, ino)).unwrap();
-    assert_eq!(engine.durable_generation(), durable, "data in place need no commit");
+    assert_eq!(engine.durable_generation(), durable);
     write(&engine, ino, 8192, &[4; 10]);
     block_on(engine.sync_data(ROOT, ino)).unwrap();
-    assert_eq!(engine.durable_generation(), durable + 1, "the size does");
+    assert_eq!(engine.durable_generation(), durable + 1);
+}
+
+/// A power cut would leave both devices with superblocks of the same transaction, and no checksum tells which copy is
+/// old.
+#[test]
+fn data_in_place_that_one_copy_missed_are_durable_only_with_a_commit() {
+    let Some(disks) = Disks::make(2, 256, &MIRROR) else { return };
+    let (engine, faults) = open(&disks, EngineOptions::default());
+    let (ino, other) = (create(&engine, "file", Kind::NoCow), create(&engine, "other", Kind::NoCow));
+    write(&engine, ino, 0, &[1; 100_000]);
+    write(&engine, other, 0, &[1; 100_000]);
+    let durable = block_on(engine.fsync(ROOT, ino)).unwrap();
+    faults[0].failing.set(1);
+    write(&engine, ino, 0, &[2; 100_000]);
+    block_on(engine.sync_data(ROOT, ino)).unwrap();
+    assert_eq!(engine.durable_generation(), durable + 1, "the other device must be older");
+    write(&engine, other, 0, &[3; 100_000]);
+    block_on(engine.sync_data(ROOT, other)).unwrap();
+    assert_eq!(engine.durable_generation(), durable + 1, "it is by now");
+    assert_same(&read_committed(&disks, ino), &[2; 100_000]);
+    assert_same(&read_committed(&disks, other), &[3; 100_000]);
+}
+
+/// Both files had the same data. One is deleted, and a power cut before that is durable brings it back: as it was.
+#[test]
+fn what_a_deleted_file_had_is_not_written_over_before_its_deletion_is_durable() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    let (engine, faults) = open(&disks, EngineOptions::default());
+    let (ino, clone) = (create(&engine, "file", Kind::NoCow), create(&engine, "clone", Kind::NoCow));
+    write(&engine, ino, 0, &[1; 8192]);
+    let file = |ino| FilePlace { root: ROOT, ino, offset: 0 };
+    block_on(engine.clone_range(file(ino), file(clone), 0)).unwrap();
+    block_on(engine.fsync(ROOT, ino)).unwrap();
+    block_on(engine.unlink(ROOT, place("clone"), time())).unwrap();
+    assert!(block_on(engine.release(ROOT, clone)).unwrap());
+    write(&engine, ino, 0, &[2; 4096]);
+    assert_same(&read_committed(&disks, clone), &[1; 8192]);
+    faults[0].hold(1);
+    let mut commit = Box::pin(engine.commit());
+    assert!((&mut commit).now_or_never().is_none());
+    write(&engine, ino, 4096, &[3; 4096]);
+    assert_same(&read_committed(&disks, clone), &[1; 8192]);
+    faults[0].release();
+    block_on(commit).unwrap();
+    let durable = block_on(engine.fsync(ROOT, ino)).unwrap();
+    write(&engine, ino, 0, &[4; 8192]);
+    block_on(engine.sync_data(ROOT, ino)).unwrap();
+    assert_eq!(engine.durable_generation(), durable, "now nobody else has it");
+    drop(engine);
+    disks.assert_consistent();
+}
+
+/// A write that was answered, before whose place another one was given up: the size is stored before the file gets the
+/// name of another one, or a power cut would leave the name with a part of it.
+#[test]
+fn a_file_that_replaces_another_one_has_all_that_was_written() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    let (engine, faults) = open(&disks, EngineOptions::default());
+    let (new, old) = (create(&engine, "new", Kind::Plain), create(&engine, "old", Kind::Plain));
+    write(&engine, old, 0, &[9; 12288]);
+    write(&engine, new, 0, &[1; 4096]);
+    faults[0].hold(1);
+    let mut first = Box::pin(engine.write(ROOT, new, 4096, Slice::copy_from(&[2; 4096])));
+    assert!((&mut first).now_or_never().is_none());
+    write(&engine, new, 8192, &[3; 4096]);
+    drop(first);
+    assert_eq!(engine.size_ahead(ROOT, new), Some(12288));
+    block_on(engine.rename((ROOT, place("new")), (ROOT, place("old")), RenameMode::Replace, time())).unwrap();
+    block_on(engine.commit()).unwrap();
+    assert_same(&read_committed(&disks, new), &[[1; 4096], [0; 4096], [3; 4096]].concat());
+    faults[0].release();
+    block_on(engine.finish_writes());
+    block_on(engine.commit()).unwrap();
+    drop(engine);
+    disks.assert_consistent();
 }
 
 #[test]

@@ -129,7 +129,9 @@ impl Devices {
             let why = format!("the item of device {devid} in the chunk tree has another filesystem's UUID");
             session.found(Rule::Superblock, Place::item(objectid::CHUNK_TREE, key), why);
         }
-        for (devid, device) in fs.storage().devices.iter().filter(|(_, device)| !device.is_stale) {
+        // One that missed a superblock in a power cut has what was used before.
+        let newest = session.geometry().generation;
+        for (devid, device) in fs.storage().devices.iter().filter(|(_, device)| device.generation == newest) {
             let Some(item) = self.items.get(&devid) else { continue };
             let (own, in_tree) = (device.item.bytes_used.get(), item.bytes_used.get());
             if own != in_tree {
