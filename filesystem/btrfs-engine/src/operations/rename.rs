@@ -14,7 +14,6 @@ use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
 use super::{Operation, Resolved, Taken};
 use crate::change::Change;
-use crate::data::now;
 use crate::engine::{Engine, EngineError};
 use crate::inode::Ownership;
 use crate::names::{MovedSubvolume, NewFile, Place, RenameMode, Renamed, Unlinked};

@@ -277,7 +277,6 @@ impl Writable<'_> {
         }
         let new = NewSnapshot { source: source.root, uuid: self.new_uuid()?, is_read_only };
         let to = SubvolumePlace { root: directory.root, place: Place { directory: directory.ino, name } };
-        let _held = self.engine.hold_in_place_writes(source.root).await.map_err(to_write_error)?;
         let made = self.engine.create_snapshot(new, to, now()).await.map_err(to_fuse_error)?;
         self.tell(directory, Some(name));
         Ok(argument.answer(made))
