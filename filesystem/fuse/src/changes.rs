@@ -1,8 +1,8 @@
 //! The interface of a filesystem that can be changed through a mount, independent of the protocol.
 //!
 //! Shape: what [`ReadFs`] offers, and changes. Many requests may be in flight at once, also for one file. The kernel
-//! checks permissions before it asks, and knows umask, owner and group of who asks; the filesystem does what only it can
-//! know: what a new inode inherits, which bits of a mode go, whether a name may be moved.
+//! checks permissions before it asks, and knows umask, owner and group of who asks; the filesystem does what only it
+//! can know: what a new inode inherits, which bits of a mode go, whether a name may be moved.
 //!
 //! The filesystem removes the attribute `security.capability` whenever content or owner change, whoever does it. The
 //! set-user-ID and set-group-ID bits it removes when it is told to (`kills_set_id`), but never those of a directory.
@@ -221,8 +221,8 @@ pub trait WriteFs: ReadFs {
         mode: RenameMode,
     ) -> impl Future<Output = Result<(), FsError>>;
 
-    /// Changes attributes. It also serves to remove the set-user-ID and set-group-ID bits before
-    /// [`WriteFs::allocate`] and [`WriteFs::copy_range`]. If the size changes, and the rest then fails, the new size stays.
+    /// Changes attributes. It also serves to remove the set-user-ID and set-group-ID bits before [`WriteFs::allocate`]
+    /// and [`WriteFs::copy_range`]. If the size changes, and the rest then fails, the new size stays.
     fn set_attributes(&self, ino: u64, changes: &Changes) -> impl Future<Output = Result<Attributes, FsError>>;
 
     /// Writes all of the data, or fails; then any part of them may be written.
@@ -273,9 +273,9 @@ pub trait WriteFs: ReadFs {
         answer_bytes: u32,
     ) -> impl Future<Output = Result<Vec<u8>, FsError>>;
 
-    /// The kernel knows an inode no more: neither is it open, nor has it any entry or page in a cache. One without names
-    /// can be deleted. It may be looked up again at any time, also before this ends, but this is never called twice at
-    /// once for an inode. When serving ends, it is called for every inode that the kernel still knew, also for those that
-    /// are open, whose handles are then worth nothing.
+    /// The kernel knows an inode no more: neither is it open, nor has it any entry or page in a cache. One without
+    /// names can be deleted. It may be looked up again at any time, also before this ends, but this is never called
+    /// twice at once for an inode. When serving ends, it is called for every inode that the kernel still knew, also for
+    /// those that are open, whose handles are then worth nothing.
     fn forgotten(&self, ino: u64) -> impl Future<Output = ()>;
 }

@@ -73,8 +73,8 @@ impl<F: ReadFs> Served for ReadOnly<'_, F> {
     }
 }
 
-/// Answers what changes nothing. `known` counts the inodes that the kernel gets to know. Of a directory, only entries up
-/// to the cookie `end` are returned.
+/// Answers what changes nothing. `known` counts the inodes that the kernel gets to know. Of a directory, only entries
+/// up to the cookie `end` are returned.
 async fn answer_reading<F: ReadFs>(fs: &F, known: Option<&Known>, end: u64, request: FsRequest) {
     match request {
         FsRequest::Lookup { parent, name, reply } => lookup(fs, known, (parent, &name), reply).await,
@@ -157,7 +157,8 @@ async fn lookup<F: ReadFs>(fs: &F, known: Option<&Known>, (parent, name): (u64, 
 
 /// Makes an inode known to the kernel. If the reply cannot be sent, the kernel is gone, and has forgotten everything.
 fn answer_entry(known: Option<&Known>, attr: &FileAttr, reply: ReplyEntry) {
-    // The kernel can forget it as soon as it has the reply, but that is handled on this core, so not before this returns.
+    // The kernel can forget it as soon as it has the reply, but that is handled on this core, so not before this
+    // returns.
     known.inspect(|known| known.add(attr.ino.0));
     reply.entry(&CACHE_TIMEOUT, attr, GENERATION);
 }

@@ -1,8 +1,8 @@
 //! The interface of a filesystem that can be mounted, independent of the protocol.
 //!
 //! Shape: the filesystem chooses inode numbers, which stay valid as long as it is mounted. The kernel caches replies,
-//! because nothing changes but by its own requests (`changes.rs`). All requests are sent on one core, and several may be
-//! in flight at once.
+//! because nothing changes but by its own requests (`changes.rs`). All requests are sent on one core, and several may
+//! be in flight at once.
 
 use crate::error::FsError;
 

@@ -25,8 +25,6 @@ use crate::interface::{MAX_READ_BYTES, Seek};
 
 mod changes;
 
-/// The number of readahead and asynchronous requests that the kernel sends before it waits for replies.
-const MAX_BACKGROUND: u16 = 64;
 /// Values of lseek(2).
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
@@ -42,6 +40,9 @@ pub struct KernelSide {
     /// What the kernel forgets. It needs no permit: the kernel forgets an inode only once, and only an answer makes it
     /// known again, so never more wait here than there were inodes known.
     pub forgets: Arc<Mailbox<Forget>>,
+    /// The number of readahead and asynchronous requests that the kernel sends before it waits for replies. It is lower
+    /// than the number of permits, so that programs need not wait for all of them.
+    pub most_in_background: u16,
     /// What the kernel writes back.
     pub writeback: Writeback,
     /// What a mount that can be changed has agreed upon; `None` for a read-only one.
@@ -138,7 +139,7 @@ impl Filesystem for KernelSide {
         if let Err(most) = config.set_max_readahead(MAX_READ_BYTES) {
             let _ = config.set_max_readahead(most);
         }
-        let _ = config.set_max_background(MAX_BACKGROUND);
+        let _ = config.set_max_background(self.most_in_background);
         Ok(())
     }
 

@@ -16,8 +16,8 @@
 //! [`Options::write`] and [`Session::serve_writable`] make a mount that can be changed.
 //!
 //! The kernel caches replies as long as the mount lasts: attributes, names (also absent ones), targets of links,
-//! directories, and content. It is the only one that may change the filesystem. What changes otherwise, for example by a
-//! command ([`WriteFs::ioctl`]), it must be told with a [`Notifier`].
+//! directories, and content. It is the only one that may change the filesystem. What changes otherwise, for example by
+//! a command ([`WriteFs::ioctl`]), it must be told with a [`Notifier`].
 //!
 //! Invariants:
 //! - Nothing is changed through a read-only mount, or by [`Session::serve`]: every request for a change is refused.
@@ -27,8 +27,8 @@
 //!   forgets is not limited, because it cannot forget more inodes than it knew.
 //! - Every request gets exactly one reply. If a request is dropped, because its future panicked or serving ended, the
 //!   reply is EIO.
-//! - Every inode that a reply has made known to the kernel is forgotten once by the filesystem: when the kernel forgets it,
-//!   or when serving ends.
+//! - Every inode that a reply has made known to the kernel is forgotten once by the filesystem: when the kernel forgets
+//!   it, or when serving ends.
 //! - The core never waits for the kernel. Threads of their own unmount and give notices, because the kernel then waits
 //!   for answers of the core.
 //!

@@ -1,8 +1,8 @@
 //! A mount while it lasts, and how it ends.
 //!
 //! Unmounting by force makes the kernel drop what programs wrote into its page cache and what it has not yet sent. So a
-//! mount that can be changed ends in steps: while the session still answers, the kernel writes back; then it unmounts, and
-//! by force only if files are open. None of this may be done by the core that answers.
+//! mount that can be changed ends in steps: while the session still answers, the kernel writes back; then it unmounts,
+//! and by force only if files are open. None of this may be done by the core that answers.
 
 use std::fs::File;
 use std::io;

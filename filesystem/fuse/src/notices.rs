@@ -1,8 +1,8 @@
 //! Tells the kernel that something has changed of which it does not know, so that it drops what it cached.
 //!
-//! Invariant: a thread of the session tells the kernel, never the core that answers requests. The kernel waits for pages
-//! and directories that are in use, and so for answers of that core. Notices that are the same are one, so no more wait
-//! than there are inodes and names.
+//! Invariant: a thread of the session tells the kernel, never the core that answers requests. The kernel waits for
+//! pages and directories that are in use, and so for answers of that core. Notices that are the same are one, so no
+//! more wait than there are inodes and names.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -55,8 +55,8 @@ impl Notifier {
     /// The attributes of an inode and its content, or a directory's entries, have changed. Pages that were written but
     /// are still in the kernel's cache are written first; so a file must have been synced before it is changed.
     ///
-    /// With [`WriteOptions::writeback_cache`](crate::WriteOptions), the kernel keeps the size and the times of a regular
-    /// file that it knows, whatever it is told. Only its own requests can change these.
+    /// With [`WriteOptions::writeback_cache`](crate::WriteOptions), the kernel keeps the size and the times of a
+    /// regular file that it knows, whatever it is told. Only its own requests can change these.
     pub fn inode(&self, ino: u64) {
         self.notify(Notice::Inode(self.node(ino)));
     }

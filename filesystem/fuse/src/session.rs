@@ -1,9 +1,9 @@
 //! Mounting, serving and unmounting.
 //!
 //! Invariants: threads of the session receive the kernel's requests, the filesystem is only used on the core that
-//! serves, and only [`Call`]s and [`Forget`]s move between them, through mailboxes of the reactor. When serving ends for
-//! any reason, open requests are refused, or finished if they may be changes, the mount is removed, and the threads have
-//! ended.
+//! serves, and only [`Call`]s and [`Forget`]s move between them, through mailboxes of the reactor. When serving ends
+//! for any reason, open requests are refused, or finished if they may be changes, the mount is removed, and the threads
+//! have ended.
 //!
 //! Unmounting here does not wait until files are closed: using them fails then (ENOTCONN), because a stop must end the
 //! program; but what was written before is written. To let programs finish, use `umount`, which waits until no file is
@@ -39,6 +39,8 @@ pub const DEFAULT_CALLS: usize = 64;
 pub const MAX_CALLS: usize = 4096;
 /// Threads that receive requests; they only pass them on.
 const THREADS: usize = 2;
+/// The upper limit of readahead and asynchronous requests at once.
+const MAX_BACKGROUND: usize = 64;
 /// Which part of the memory for unwritten pages one mount may fill, in percent.
 const WRITEBACK_SHARE: u32 = 50;
 
@@ -142,7 +144,8 @@ impl Session {
     pub fn mount(point: &Path, root: u64, options: &Options) -> Result<Session, MountError> {
         let failed = |source| MountError::Mount { point: point.display().to_string(), source };
         let canonical = point.canonicalize().map_err(failed)?;
-        let (calls, permits) = (Arc::<Mailbox<Call>>::default(), Permits::new(options.calls.min(MAX_CALLS)));
+        let limit = options.calls.clamp(1, MAX_CALLS);
+        let (calls, permits) = (Arc::<Mailbox<Call>>::default(), Permits::new(limit));
         let forgets = Arc::<Mailbox<Forget>>::default();
         let writes =
             options.write.as_ref().map(|write| Agreed { writeback_cache: write.writeback_cache, ..Agreed::default() });
@@ -152,6 +155,7 @@ impl Session {
             calls: Arc::clone(&calls),
             permits: Arc::clone(&permits),
             forgets: Arc::clone(&forgets),
+            most_in_background: (limit * 3 / 4).clamp(1, MAX_BACKGROUND) as u16,
             writeback: writeback.clone(),
             writes,
         };
@@ -203,8 +207,8 @@ impl Session {
     }
 
     /// Serves the kernel until it unmounts or `stop` is ready; then open requests are refused, and the mount is
-    /// removed. Changes are refused, even if the mount is not read-only. Runs on any reactor. While another task on that
-    /// core blocks, no request is answered; a task that uses the mount itself would block forever.
+    /// removed. Changes are refused, even if the mount is not read-only. Runs on any reactor. While another task on
+    /// that core blocks, no request is answered; a task that uses the mount itself would block forever.
     ///
     /// # Errors
     /// [`MountError::Session`]: the session with the kernel failed. Nothing stays mounted then, either.
@@ -212,9 +216,9 @@ impl Session {
         self.serve_as(&ReadOnly(fs), stop).await
     }
 
-    /// Like [`Session::serve`], with changes. When `stop` is ready, first the kernel sends what programs wrote, then the
-    /// mount is removed; programs that have files open get errors from then on. Requests in flight are finished. At the
-    /// end the filesystem is told that everything is forgotten, also what is open.
+    /// Like [`Session::serve`], with changes. When `stop` is ready, first the kernel sends what programs wrote, then
+    /// the mount is removed; programs that have files open get errors from then on. Requests in flight are finished. At
+    /// the end the filesystem is told that everything is forgotten, also what is open.
     ///
     /// It does not make anything durable by itself: when this returns, the filesystem can commit what is left.
     ///

@@ -29,13 +29,15 @@ pub struct Work<'a, S> {
     forgetting: FuturesUnordered<Task<'a>>,
     /// Room for what is taken from the mailboxes.
     batch: (Vec<Call>, Vec<Forget>),
+    /// Nothing is answered any more.
+    gave_up: bool,
 }
 
 impl<'a, S: Served> Work<'a, S> {
     /// None yet.
     pub fn new(served: &'a S) -> Work<'a, S> {
         let (answers, forgetting) = (FuturesUnordered::new(), FuturesUnordered::new());
-        Work { served, answers, forgetting, batch: Default::default() }
+        Work { served, answers, forgetting, batch: Default::default(), gave_up: false }
     }
 
     /// Takes the calls that have arrived. Returns false if no more will come.
@@ -44,6 +46,9 @@ impl<'a, S: Served> Work<'a, S> {
         if taken == Poll::Ready(true) {
             // Lets other tasks of this core run between batches.
             cx.waker().wake_by_ref();
+        }
+        if self.gave_up {
+            self.batch.0.clear();
         }
         let served = self.served;
         self.answers.extend(self.batch.0.drain(..).map(|Call { request, permit }| {
@@ -84,8 +89,9 @@ impl<'a, S: Served> Work<'a, S> {
         }
     }
 
-    /// Drops the calls in flight, which answers them with an error.
+    /// Drops the calls in flight and all that come, which answers them with an error.
     pub fn give_up(&mut self) {
+        self.gave_up = true;
         self.answers.clear();
     }
 

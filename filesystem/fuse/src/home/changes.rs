@@ -1,17 +1,57 @@
-//! Answers requests for changes.
+//! Serves a filesystem that can be changed.
+
+use std::time::Duration;
 
 use fuser::{Errno, FileHandle, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyWrite};
 
 use super::writable::{Writable, flags_of_open};
-use super::{CACHE_TIMEOUT, GENERATION, answer_entry};
+use super::{CACHE_TIMEOUT, GENERATION, Served, answer_entry, answer_reading};
 use crate::attributes::{entry, file_attr};
-use crate::call::{ChangeRequest, NewName};
+use crate::call::{ChangeRequest, Forget, FsRequest, NewName};
 use crate::changes::{Changes, CopyRange, OpenMode, Write, WriteFs, XattrMode};
 use crate::error::FsError;
-use crate::interface::{Attributes, MAX_NAME_BYTES, MAX_XATTR_BYTES};
+use crate::interface::{Attributes, MAX_COOKIE, MAX_NAME_BYTES, MAX_XATTR_BYTES};
+
+impl<F: WriteFs> Served for Writable<'_, F> {
+    fn patience(&self) -> Option<Duration> {
+        Some(self.patience)
+    }
+
+    async fn answer(&self, request: FsRequest) {
+        let known = Some(&self.known);
+        match request {
+            FsRequest::Open { ino, mode, bypasses_cache, reply } => self.open(ino, mode, bypasses_cache, reply).await,
+            FsRequest::OpenDirectory { ino, reply } => self.open_directory(ino, reply).await,
+            FsRequest::ReleaseDirectory { handle, reply } => {
+                self.release_directory(handle);
+                reply.ok();
+            }
+            FsRequest::Change(request) => answer_change(self, request).await,
+            FsRequest::ReadDirectory { ino, handle, cookie, .. }
+            | FsRequest::ReadDirectoryPlus { ino, handle, cookie, .. } => {
+                let end = self.end_of_directory(ino, handle, cookie).await;
+                answer_reading(self.fs, known, end, request).await;
+            }
+            other => answer_reading(self.fs, known, MAX_COOKIE, other).await,
+        }
+    }
+
+    fn forget(&self, forget: Forget) {
+        self.known.forget(forget);
+    }
+
+    fn forget_all(&self) {
+        self.known.forget_all();
+    }
+
+    fn next_forgotten(&self) -> Option<impl Future<Output = ()>> {
+        let forgotten = self.known.next_forgotten()?;
+        Some(async move { self.fs.forgotten(forgotten.ino).await })
+    }
+}
 
 /// Answers a request for a change.
-pub async fn answer_change<F: WriteFs>(served: &Writable<'_, F>, request: ChangeRequest) {
+async fn answer_change<F: WriteFs>(served: &Writable<'_, F>, request: ChangeRequest) {
     if longest_name(&request) > MAX_NAME_BYTES {
         return request.refuse(Errno::ENAMETOOLONG);
     }

@@ -1,4 +1,5 @@
-//! A filesystem that can be changed, as a session serves it: opening, listing directories, and forgetting.
+//! What a session knows of a filesystem that can be changed: which inodes the kernel knows, and which directories are
+//! open; and opening.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -6,10 +7,7 @@ use std::time::Duration;
 
 use fuser::{FileHandle, FopenFlags, ReplyOpen};
 
-use super::changes::answer_change;
-use super::{Served, answer_reading};
 use crate::attributes::{CACHED_FLAGS, DIRECT_FLAGS, DIRECTORY_FLAGS};
-use crate::call::{Forget, FsRequest};
 use crate::changes::{OpenMode, WriteFs};
 use crate::interface::MAX_COOKIE;
 use crate::known::Known;
@@ -17,13 +15,17 @@ use crate::notices::Notifier;
 
 /// A filesystem that can be changed.
 pub struct Writable<'a, F> {
+    /// The filesystem.
     pub fs: &'a F,
+    /// What the kernel knows of it.
     pub known: Known,
     /// For each open directory, the last cookie that is returned through this handle.
     directories: RefCell<HashMap<u64, u64>>,
     next_directory: Cell<u64>,
+    /// Tells the kernel what has changed.
     pub notifier: Notifier,
-    patience: Duration,
+    /// How long requests in flight are awaited at the end.
+    pub patience: Duration,
 }
 
 impl<'a, F: WriteFs> Writable<'a, F> {
@@ -34,7 +36,7 @@ impl<'a, F: WriteFs> Writable<'a, F> {
     }
 
     /// Opens a directory. Its handle stands for its last cookie now.
-    async fn open_directory(&self, ino: u64, reply: ReplyOpen) {
+    pub async fn open_directory(&self, ino: u64, reply: ReplyOpen) {
         match self.fs.last_cookie(ino).await {
             Ok(last) => {
                 let handle = self.next_directory.get();
@@ -46,8 +48,13 @@ impl<'a, F: WriteFs> Writable<'a, F> {
         }
     }
 
+    /// A directory is closed.
+    pub fn release_directory(&self, handle: u64) {
+        self.directories.borrow_mut().remove(&handle);
+    }
+
     /// The last cookie that is returned through this handle. Reading from the beginning shows what was added since.
-    async fn end_of_directory(&self, ino: u64, handle: u64, cookie: u64) -> u64 {
+    pub async fn end_of_directory(&self, ino: u64, handle: u64, cookie: u64) -> u64 {
         if cookie == 0 {
             // An error also comes when the directory is read, and is reported then.
             let last = self.fs.last_cookie(ino).await.unwrap_or(MAX_COOKIE);
@@ -58,7 +65,8 @@ impl<'a, F: WriteFs> Writable<'a, F> {
         self.directories.borrow().get(&handle).copied().unwrap_or(MAX_COOKIE)
     }
 
-    async fn open(&self, ino: u64, mode: OpenMode, bypasses_cache: bool, reply: ReplyOpen) {
+    /// Opens a file.
+    pub async fn open(&self, ino: u64, mode: OpenMode, bypasses_cache: bool, reply: ReplyOpen) {
         let is_killing = mode.kills_set_id && self.has_set_id(ino).await;
         match self.fs.open_as(ino, mode).await {
             Ok(opened) => {
@@ -81,42 +89,4 @@ impl<'a, F: WriteFs> Writable<'a, F> {
 /// How the kernel uses an open file.
 pub fn flags_of_open(bypasses_cache: bool) -> FopenFlags {
     if bypasses_cache { DIRECT_FLAGS } else { CACHED_FLAGS }
-}
-
-impl<F: WriteFs> Served for Writable<'_, F> {
-    fn patience(&self) -> Option<Duration> {
-        Some(self.patience)
-    }
-
-    async fn answer(&self, request: FsRequest) {
-        let known = Some(&self.known);
-        match request {
-            FsRequest::Open { ino, mode, bypasses_cache, reply } => self.open(ino, mode, bypasses_cache, reply).await,
-            FsRequest::OpenDirectory { ino, reply } => self.open_directory(ino, reply).await,
-            FsRequest::ReleaseDirectory { handle, reply } => {
-                self.directories.borrow_mut().remove(&handle);
-                reply.ok();
-            }
-            FsRequest::Change(request) => answer_change(self, request).await,
-            FsRequest::ReadDirectory { ino, handle, cookie, .. }
-            | FsRequest::ReadDirectoryPlus { ino, handle, cookie, .. } => {
-                let end = self.end_of_directory(ino, handle, cookie).await;
-                answer_reading(self.fs, known, end, request).await;
-            }
-            other => answer_reading(self.fs, known, MAX_COOKIE, other).await,
-        }
-    }
-
-    fn forget(&self, forget: Forget) {
-        self.known.forget(forget);
-    }
-
-    fn forget_all(&self) {
-        self.known.forget_all();
-    }
-
-    fn next_forgotten(&self) -> Option<impl Future<Output = ()>> {
-        let forgotten = self.known.next_forgotten()?;
-        Some(async move { self.fs.forgotten(forgotten.ino).await })
-    }
 }

@@ -140,8 +140,8 @@ fn time(time: SystemTime) -> Time {
     }
 }
 
-/// The groups of which the caller is a member, if the attribute is an access control list, so that setting it may remove
-/// the set-group-ID bit. The kernel has a flag for that, which does not reach us. Root may keep the bit.
+/// The groups of which the caller is a member, if the attribute is an access control list, so that setting it may
+/// remove the set-group-ID bit. The kernel has a flag for that, which does not reach us. Root may keep the bit.
 pub fn groups_for_xattr(request: &Request, name: &OsStr) -> Option<Vec<u32>> {
     if name != ACCESS_LIST || request.uid() == 0 {
         return None;

@@ -168,7 +168,8 @@ fn extended_attributes_are_set_replaced_and_removed() {
     assert_eq!(rustix::fs::removexattr(&file, "user.one"), Err(Errno::NODATA));
 }
 
-/// Writes at all places, with and without the page cache for writes, and reads them back, also after a remount of sorts.
+/// Writes at all places, with and without the page cache for writes, and reads them back, also after a remount of
+/// sorts.
 #[test]
 fn what_is_written_is_read() {
     if !can_mount() {
