@@ -215,13 +215,12 @@ impl Space {
         self.groups_of(Use::Metadata).map(|(_, group)| group.free_bytes() / self.node_bytes).sum()
     }
 
-    /// Bytes of data for which there is space, with what is free only after the commit.
+    /// Bytes of data for which there is space, with those that are free only after the commit.
     pub fn unused_data_bytes(&self) -> u64 {
-        let unused = |group: &Group| {
-            let lost: u64 = group.superblocks.iter().map(|(_, bytes)| bytes).sum();
-            group.bytes.saturating_sub(group.used).saturating_sub(lost)
-        };
-        self.groups_of(Use::Data).map(|(_, group)| unused(group)).fold(0, u64::saturating_add)
+        let is_data =
+            |range: &&Range<u64>| self.group_at(range.start).is_ok_and(|(_, one)| is_for(one.flags, Use::Data));
+        let pinned = self.pinned.iter().filter(is_data).map(|range| range.end - range.start);
+        self.groups_of(Use::Data).map(|(_, group)| group.free_bytes()).chain(pinned).fold(0, u64::saturating_add)
     }
 
     /// Bytes in use of all groups.

@@ -191,7 +191,8 @@ fn commands_make_subvolumes_and_snapshots() {
     thread::sleep(Duration::from_millis(2500));
     assert_eq!(serving.unmount(), 0);
     let listed = place.run("fs subvolume list disk --json").succeeds().json();
-    let mut paths: Vec<_> = listed["subvolumes"].as_array().unwrap().iter().map(|one| one["path"].to_string()).collect();
+    let mut paths: Vec<_> =
+        listed["subvolumes"].as_array().unwrap().iter().map(|one| one["path"].to_string()).collect();
     paths.sort_unstable();
     assert_eq!(paths, ["\"/\"", "\"/empty\"", "\"/snapshot\""]);
 }

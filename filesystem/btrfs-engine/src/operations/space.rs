@@ -17,10 +17,10 @@ const DISCARDED_AT_ONCE: u64 = 1 << 30;
 pub struct DataSpace {
     /// Bytes of the devices, divided by the copies that data have.
     pub total_bytes: u64,
-    /// Bytes for which there is space, in block groups and where the devices have room for more. What the open
-    /// transaction freed counts.
+    /// Bytes for which there is space, in block groups and where the devices have room for more. What was freed counts
+    /// from the next commit on at the latest.
     pub free_bytes: u64,
-    /// Bytes in use, of data and metadata.
+    /// Bytes in use at the last commit, of data and metadata.
     pub used_bytes: u64,
 }
 
