@@ -111,8 +111,11 @@ impl KernelSide {
             agreed.writeback_cache = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE).is_ok();
         }
         agreed.kills_set_id = config.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2).is_ok();
-        // Without it, what bypasses the page cache would not see what other programs wrote into it.
-        agreed.direct = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP).is_ok();
+        // With its cache for writes, the kernel believes no time of ours, and gives a file none for writes that bypass the
+        // cache by this flag: programs would see the time before them. Without the capability, what bypasses the page
+        // cache would not see what other programs wrote into it.
+        agreed.direct =
+            !agreed.writeback_cache && config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP).is_ok();
         for wanted in [InitFlags::FUSE_DONT_MASK, InitFlags::FUSE_ATOMIC_O_TRUNC] {
             let _ = config.add_capabilities(wanted);
         }

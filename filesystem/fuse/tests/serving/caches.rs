@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FallocateFlags, IFlags, OFlags, ioctl_getflags, ioctl_setflags};
 use rustix::io::Errno;
@@ -50,13 +51,35 @@ fn cached_and_direct_files_show_the_same() {
     }
 }
 
+#[test]
+fn all_writes_change_the_time_that_programs_see() {
+    if !can_mount() {
+        return;
+    }
+    for (options, flags) in [
+        (writable(), OFlags::empty()),
+        (writable(), OFlags::DIRECT),
+        (write_through(), OFlags::empty()),
+        (write_through(), OFlags::DIRECT),
+    ] {
+        let served = ServedDisk::start(options);
+        let file = open(&served.path("file"), flags);
+        file.write_all_at(&[1; 8192], 0).unwrap();
+        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        file.set_modified(long_ago).unwrap();
+        assert_eq!(fs::metadata(served.path("file")).unwrap().modified().unwrap(), long_ago);
+        file.write_all_at(&[2; 4096], 0).unwrap();
+        assert!(fs::metadata(served.path("file")).unwrap().modified().unwrap() > long_ago, "{flags:?}");
+    }
+}
+
 /// The kernel sends no sync after a write that bypasses its cache.
 #[test]
 fn direct_writes_are_as_durable_as_they_were_asked_to_be() {
     if !can_mount() {
         return;
     }
-    let served = ServedDisk::start(writable());
+    let served = ServedDisk::start(write_through());
     let write = |flags| open(&served.path("file"), flags).write_all_at(b"data", 0).unwrap();
     // Not the constant of rustix, which is that of O_SYNC.
     let data = OFlags::from_bits_retain(0o10000);
@@ -80,7 +103,7 @@ fn direct_writes_to_one_file_come_at_the_same_time() {
     if !can_mount() {
         return;
     }
-    let served = ServedDisk::start(writable());
+    let served = ServedDisk::start(write_through());
     let direct = Arc::new(open(&served.path("file"), OFlags::DIRECT));
     direct.write_all_at(&[0; 40_960], 0).unwrap();
     served.asked.holds_writes.store(true, Ordering::SeqCst);
