@@ -41,7 +41,6 @@ use crate::data::state::DataState;
 use crate::gate::Gate;
 use crate::numbers::Numbers;
 use crate::open;
-use crate::operations::KnownRoom;
 use crate::space::{SpaceError, Use};
 use crate::transaction::{ChangeError, Transaction};
 
@@ -106,7 +105,6 @@ pub struct Engine {
     stopped: RefCell<Option<Rc<str>>>,
     bad_copies: RefCell<Vec<BadCopy>>,
     pub(crate) numbers: RefCell<Numbers>,
-    pub(crate) known_room: RefCell<KnownRoom>,
     data: DataState,
 }
 
@@ -142,7 +140,6 @@ impl Engine {
             stopped: RefCell::default(),
             bad_copies: RefCell::default(),
             numbers: RefCell::default(),
-            known_room: RefCell::default(),
             data: DataState::default(),
         };
         for id in opened.trees {
