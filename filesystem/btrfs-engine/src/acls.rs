@@ -18,7 +18,6 @@ use crate::inode::{Ownership, kind_of};
 use crate::names::{NewFile, Place};
 use crate::plan::{Plan, PlanError};
 use crate::view::Items;
-use crate::xattrs::XattrMode;
 
 /// The attribute with the list of an inode.
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -186,10 +185,10 @@ impl<V: Items> Plan<'_, V> {
         access.set_mode(allowed);
         self.set_mode_bits(ino, asked & !PERMISSIONS | allowed)?;
         if !access.is_mode() {
-            self.put_xattr(ino, ACCESS, &access.encode(), XattrMode::Set)?;
+            self.store_xattr(ino, ACCESS, &access.encode())?;
         }
         if kind == FileType::Directory {
-            self.put_xattr(ino, DEFAULT, &default.encode(), XattrMode::Set)?;
+            self.store_xattr(ino, DEFAULT, &default.encode())?;
         }
         Ok(())
     }
@@ -218,7 +217,7 @@ impl<V: Items> Plan<'_, V> {
             match (acl.is_mode(), plan.xattr(ino, ACCESS)?.is_some()) {
                 (true, true) => plan.delete_xattr(ino, ACCESS)?,
                 (true, false) => {}
-                (false, _) => plan.put_xattr(ino, ACCESS, &acl.encode(), XattrMode::Set)?,
+                (false, _) => plan.store_xattr(ino, ACCESS, &acl.encode())?,
             }
             let removed = PERMISSIONS | if kills_set_group_id { SET_GROUP_ID } else { 0 };
             let now = plan.context.now;
@@ -243,7 +242,7 @@ impl<V: Items> Plan<'_, V> {
     pub(crate) fn mode_changed(&mut self, ino: u64, mode: u32) -> Result<(), PlanError> {
         let Some(mut acl) = self.xattr(ino, ACCESS)?.and_then(Acl::decode) else { return Ok(()) };
         acl.set_mode(mode);
-        self.put_xattr(ino, ACCESS, &acl.encode(), XattrMode::Set)
+        self.store_xattr(ino, ACCESS, &acl.encode())
     }
 }
 
@@ -252,6 +251,7 @@ mod tests {
     use super::*;
     use crate::inode::AttributeChanges;
     use crate::names::model::{OWNER, TOP, change, check, context, geometry, new_tree};
+    use crate::xattrs::XattrMode;
 
     /// A list: tags, permissions and numbers.
     fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {

@@ -7,6 +7,7 @@
 //! - The first MiB of a device is never used. A chunk may lie over a later copy of the superblock; its range there is not
 //!   allocated.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -51,6 +52,16 @@ pub struct Chunks {
     next_logical: u64,
     /// Chunks whose removal is not durable yet.
     removed: Vec<u64>,
+    /// The last result of [`Chunks::room`], which is the same while there are the same chunks.
+    known_room: RefCell<Option<KnownRoom>>,
+}
+
+/// The room for chunks of a kind, beside the chunks of a map.
+#[derive(Clone, Debug)]
+struct KnownRoom {
+    map: Rc<ChunkMap>,
+    flags: BlockGroupFlags,
+    bytes: u64,
 }
 
 /// A chunk that is to be made or removed, and the changes of items that do it.
@@ -92,7 +103,15 @@ impl Chunks {
             }
         }
         let next_logical = map.ranges().map(|(start, bytes)| start.saturating_add(bytes)).max().unwrap_or(0);
-        Chunks { map, devices: free, chunk_tree_uuid, sector_bytes, next_logical, removed: Vec::new() }
+        Chunks {
+            map,
+            devices: free,
+            chunk_tree_uuid,
+            sector_bytes,
+            next_logical,
+            removed: Vec::new(),
+            known_room: RefCell::default(),
+        }
     }
 
     /// The places of logical addresses.
@@ -119,6 +138,10 @@ impl Chunks {
     /// The bytes of all chunks for this use and profile for which the devices have room.
     pub fn room(&self, flags: BlockGroupFlags) -> u64 {
         let Some(profile) = flags.profile() else { return 0 };
+        let known = self.known_room.borrow().clone();
+        if let Some(known) = known.filter(|known| Rc::ptr_eq(&known.map, &self.map) && known.flags == flags) {
+            return known.bytes;
+        }
         let (mut rest, mut bytes) = (self.clone(), 0_u64);
         while let Some((stripes, stripe_bytes)) = rest.choose_stripes(flags, profile) {
             let data = u64::from(profile.data_stripes(stripes.len() as u16));
@@ -129,6 +152,7 @@ impl Chunks {
                 device.into_iter().for_each(|device| device.free.remove_free(start..start + stripe_bytes));
             }
         }
+        *self.known_room.borrow_mut() = Some(KnownRoom { map: Rc::clone(&self.map), flags, bytes });
         bytes
     }
 

@@ -42,7 +42,6 @@ use crate::data::state::DataState;
 use crate::gate::Gate;
 use crate::numbers::Numbers;
 use crate::open;
-use crate::operations::KnownRoom;
 use crate::space::{SpaceError, Use};
 use crate::transaction::{ChangeError, Transaction};
 
@@ -111,7 +110,6 @@ pub struct Engine {
     is_torn: Cell<bool>,
     bad_copies: RefCell<Vec<BadCopy>>,
     pub(crate) numbers: RefCell<Numbers>,
-    pub(crate) known_room: RefCell<KnownRoom>,
     data: DataState,
 }
 
@@ -149,7 +147,6 @@ impl Engine {
             is_torn: Cell::default(),
             bad_copies: RefCell::default(),
             numbers: RefCell::default(),
-            known_room: RefCell::default(),
             data: DataState::default(),
         };
         for id in opened.trees {

@@ -34,7 +34,6 @@ use crate::xattrs::XattrMode;
 
 pub use read::{DirectoryItem, Resolved, ResolvedEntry};
 pub use space::DataSpace;
-pub(crate) use space::KnownRoom;
 pub use subvolumes::{NewSnapshot, SubvolumePlace};
 
 /// An operation on the files of one subvolume.

@@ -137,8 +137,13 @@ impl<V: Items> Plan<'_, V> {
         Ok(())
     }
 
+    /// Writes an attribute of an inode, whether it has it or not, and does not mark the inode as changed.
+    pub(crate) fn store_xattr(&mut self, ino: u64, name: &[u8], value: &[u8]) -> Result<(), PlanError> {
+        self.put_xattr(ino, name, value, XattrMode::Set)
+    }
+
     /// Writes an attribute of an inode, which it does not mark as changed.
-    pub(crate) fn put_xattr(&mut self, ino: u64, name: &[u8], value: &[u8], mode: XattrMode) -> Result<(), PlanError> {
+    fn put_xattr(&mut self, ino: u64, name: &[u8], value: &[u8], mode: XattrMode) -> Result<(), PlanError> {
         let (key, most) = (key_of(ino, name), self.context.max_item_bytes());
         let entries = self.xattrs_at(key)?;
         let without = entries.and_then(|entries| entries.without(|one| one.name == name));

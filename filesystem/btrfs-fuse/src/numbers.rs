@@ -10,7 +10,7 @@ const INO_BITS: u32 = 48;
 /// In place of a subvolume number: marks the empty directories that a snapshot has where its source had a subvolume.
 const PLACEHOLDER_SUBVOLUME: u64 = 0xffff;
 /// The maximum number of subvolumes in a mount.
-const MAX_SUBVOLUMES: usize = 0xfffe;
+pub const MAX_SUBVOLUMES: usize = 0xfffe;
 
 /// What has a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -21,6 +21,7 @@ mod known;
 use std::cell::{Cell, OnceCell};
 use std::io;
 
+use sealblock_block::Condition;
 use sealblock_btrfs_engine::engine::Engine;
 use sealblock_btrfs_engine::names::Place;
 use sealblock_btrfs_engine::operations::{DirectoryItem, Resolved};
@@ -32,7 +33,6 @@ use sealblock_fuse::{Attributes, DirectoryEntry, FsError, Kind, MAX_COOKIE, Noti
 
 use crate::numbers::{InodeNumbers, Numbered};
 use crate::values::{attributes, empty_directory, kind_of_entry};
-use background::Background;
 use error::{refused, to_fuse_error};
 use known::Known;
 
@@ -59,7 +59,9 @@ pub struct Writable<'e> {
     notifier: OnceCell<Notifier>,
     /// True if a subvolume was deleted whose nodes are still to be dropped, as far as is known.
     has_dead: Cell<bool>,
-    background: Background,
+    /// True if the work in the background is to end.
+    is_ended: Cell<bool>,
+    ended: Condition,
 }
 
 /// An inode.
@@ -86,8 +88,8 @@ impl<'e> Writable<'e> {
         let (numbers, known, notifier) = (InodeNumbers::default(), Known::default(), OnceCell::new());
         let root = numbers.of_inode((root, root), ino)?;
         // One may be left of an earlier mount.
-        let (has_dead, background) = (Cell::new(true), Background::default());
-        Ok(Writable { engine, options, root, sector_bytes, numbers, known, notifier, has_dead, background })
+        let (has_dead, is_ended, ended) = (Cell::new(true), Cell::new(false), Condition::default());
+        Ok(Writable { engine, options, root, sector_bytes, numbers, known, notifier, has_dead, is_ended, ended })
     }
 
     /// The kernel is told by this of changes that it did not request. Only the first one counts.

@@ -1,7 +1,9 @@
 //! `sealblock fs`: looks into Btrfs filesystems, wherever they lie, makes new ones, and changes them.
 //!
 //! Everything is read by this process from the targets, and checked as it is read. `format` writes new filesystems; the
-//! commands of `allocate`, `names`, `put`, `remove` and `subvolumes` change them through [`write`], and `mount` for programs.
+//! commands of `allocate`, `names`, `put`, `remove` and `subvolumes` change them through [`write`].
+//!
+//! `mount` shows a filesystem to programs until it is unmounted, and with `-o rw` lets them change it.
 
 mod allocate;
 mod check;

@@ -50,7 +50,9 @@ impl FileInfo {
     }
 }
 
-/// The time now, as inodes have it.
+/// The time now, as inodes have it: seconds since 1970 and nanoseconds. A clock that is set before 1970 gives 1970.
+///
+/// It is the time of the machine, which may be set back. Nothing relies on its order.
 pub fn now() -> Timespec {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);

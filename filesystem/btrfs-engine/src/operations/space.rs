@@ -1,9 +1,6 @@
 //! How much space there is for data, and the return of free space to devices that allocate what is written.
 
 use std::ops::Range;
-use std::rc::Rc;
-
-use sealblock_btrfs::chunk_map::ChunkMap;
 
 use crate::engine::{Engine, EngineError};
 use crate::space::Use;
@@ -24,10 +21,6 @@ pub struct DataSpace {
     pub used_bytes: u64,
 }
 
-/// The room for new chunks of data, which is the same while there are the same chunks.
-#[derive(Default)]
-pub(crate) struct KnownRoom(Option<(Rc<ChunkMap>, u64)>);
-
 impl Engine {
     /// How much space there is for data.
     pub fn data_space(&self) -> DataSpace {
@@ -37,13 +30,7 @@ impl Engine {
         let Some(flags) = transaction.space.flags_for(Use::Data) else {
             return DataSpace { total_bytes: devices, free_bytes: 0, used_bytes };
         };
-        let mut known = self.known_room.borrow_mut();
-        let map = transaction.chunks.map();
-        let room = match &known.0 {
-            Some((of, room)) if Rc::ptr_eq(of, map) => *room,
-            _ => transaction.chunks.room(flags),
-        };
-        known.0 = Some((Rc::clone(map), room));
+        let room = transaction.chunks.room(flags);
         let copies = flags.profile().map_or(1, |profile| profile.copies()).max(1);
         let free_bytes = transaction.space.unused_data_bytes().saturating_add(room);
         DataSpace { total_bytes: (devices / u64::from(copies)).max(free_bytes), free_bytes, used_bytes }

@@ -1,12 +1,10 @@
 //! What happens beside requests: changes are committed after some time, inodes without names are deleted, and the space
 //! of deleted subvolumes is freed.
 
-use std::cell::Cell;
 use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::select;
-use sealblock_block::Condition;
 use sealblock_btrfs_engine::drop::Dropped;
 use sealblock_btrfs_engine::engine::EngineError;
 
@@ -15,37 +13,15 @@ use super::Writable;
 /// Steps after which others have their turn.
 const STEPS_AT_ONCE: usize = 16;
 
-/// Whether the work in the background is to end.
-#[derive(Default)]
-pub(super) struct Background {
-    is_ended: Cell<bool>,
-    changed: Condition,
-}
-
-impl Background {
-    fn end(&self) {
-        self.is_ended.set(true);
-        self.changed.notify();
-    }
-
-    fn is_ended(&self) -> bool {
-        self.is_ended.get()
-    }
-
-    async fn ended(&self) {
-        self.changed.wait_until(|| self.is_ended()).await;
-    }
-}
-
 impl Writable<'_> {
     /// Commits changes at this interval, as long as there are any, and frees the space of deleted subvolumes. Ends after
     /// [`Writable::end_background`], or if nothing can be written any more, which the engine has reported. A commit that
     /// has begun must be completed, so it is to be polled until then.
     pub async fn work_in_background(&self, interval: Duration, sleep: impl AsyncFn(Duration)) {
         loop {
-            let (pause, end) = (pin!(sleep(interval)), pin!(self.background.ended()));
+            let (pause, end) = (pin!(sleep(interval)), pin!(self.ended.wait_until(|| self.is_ended.get())));
             select(pause, end).await;
-            if self.background.is_ended() {
+            if self.is_ended.get() {
                 return;
             }
             match self.work_once().await {
@@ -60,7 +36,8 @@ impl Writable<'_> {
 
     /// Ends the work in the background as soon as what it does is complete.
     pub fn end_background(&self) {
-        self.background.end();
+        self.is_ended.set(true);
+        self.ended.notify();
     }
 
     async fn work_once(&self) -> Result<(), EngineError> {
@@ -83,7 +60,7 @@ impl Writable<'_> {
             let mut steps = 0_usize;
             while self.engine.change(|transaction| transaction.drop_step(id)).await? == Dropped::Some {
                 // The rest is for whoever opens the filesystem next.
-                if self.background.is_ended() {
+                if self.is_ended.get() {
                     return Ok(());
                 }
                 steps += 1;

@@ -51,6 +51,9 @@ mod tests {
         assert!(matches!(of(ChangeError::Space(SpaceError::NoGroup(1))), FsError::Damaged(_)));
         assert_eq!(errno(of(ChangeError::Space(SpaceError::Full(Use::Data)))), libc::ENOSPC);
         assert_eq!(errno(of(ChangeError::Plan(PlanError::NotEmpty))), libc::ENOTEMPTY);
+        assert_eq!(errno(of(ChangeError::Plan(PlanError::IsSubvolume(257)))), libc::EXDEV);
+        assert_eq!(errno(of(ChangeError::Plan(PlanError::TooManyLinks))), libc::EMLINK);
+        assert_eq!(of(ChangeError::Plan(PlanError::NoAttribute)), FsError::NoAttribute);
         let stopped = || EngineError::Stopped("why".into());
         assert_eq!(errno(to_fuse_error(stopped())), libc::EROFS);
         assert_eq!(errno(to_write_error(stopped())), libc::EIO);
