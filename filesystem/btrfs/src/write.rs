@@ -73,9 +73,8 @@ impl Storage {
     pub async fn write_zeroes(&self, logical: u64, bytes: u64) -> Result<Vec<BadCopy>, FsError> {
         let zero = |run: ZeroRun| async move {
             let Err(fault) = self.devices.write_zeroes(run.place, run.bytes).await else { return Vec::new() };
-            let bad = |(at, located, mirror): &(u64, Located, usize)| {
-                self.bad_copy(*at, located, *mirror, fault.clone())
-            };
+            let bad =
+                |(at, located, mirror): &(u64, Located, usize)| self.bad_copy(*at, located, *mirror, fault.clone());
             run.pieces.iter().map(bad).collect()
         };
         let failed = stream::iter(self.zero_runs(logical, bytes)?).map(zero).buffer_unordered(IN_FLIGHT);

@@ -102,16 +102,13 @@ pub fn try_leaf_edit(input: &[u8]) {
 }
 
 fn items(leaf: &LeafMut) -> Items {
-    (0..leaf.len()).map(|slot| (leaf.key(slot).expect("it is there"), leaf.data(slot).unwrap_or(&[]).to_vec())).collect()
+    (0..leaf.len())
+        .map(|slot| (leaf.key(slot).expect("it is there"), leaf.data(slot).unwrap_or(&[]).to_vec()))
+        .collect()
 }
 
 /// One edit. What fails changes nothing, which the caller sees.
-fn edit_leaves<'a>(
-    pieces: &mut Pieces,
-    left: &mut LeafMut<'a>,
-    right: &mut LeafMut<'a>,
-    models: &mut [Items; 2],
-) {
+fn edit_leaves<'a>(pieces: &mut Pieces, left: &mut LeafMut<'a>, right: &mut LeafMut<'a>, models: &mut [Items; 2]) {
     let (what, slot, end) = (pieces.byte(), usize::from(pieces.byte() % 64), usize::from(pieces.byte()));
     let leaf = if what & 0x80 == 0 { &mut *left } else { &mut *right };
     let model = &mut models[usize::from(what >> 7)];

@@ -2,6 +2,7 @@
 //! refuse, and that the filesystem is consistent after each.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::thread::sleep;
@@ -26,11 +27,17 @@ fn new(bytes: u64, options: &str) -> Place {
     place
 }
 
-/// Our own check finds nothing, and neither does that of btrfs-progs, where it is installed.
+/// All data have good checksums, and the filesystem is consistent.
 #[track_caller]
 fn is_clean(place: &Place) {
-    place.run("fs check disk").succeeds().says(&["clean; "]);
     place.run("fs verify disk").succeeds().says(&["clean; "]);
+    is_consistent(place);
+}
+
+/// Our own check finds nothing, and neither does that of btrfs-progs, where it is installed.
+#[track_caller]
+fn is_consistent(place: &Place) {
+    place.run("fs check disk").succeeds().says(&["clean; "]);
     match run("btrfs", ["--version"]) {
         Err(why) => skipped(&format!("btrfs check: {why}")),
         Ok(_) => {
@@ -208,7 +215,7 @@ fn zeroes_are_written_in_advance() {
     assert!(zeroes.len() as u64 == 60 * MIB && zeroes.iter().all(|byte| *byte == 0));
     let report = place.run("fs fallocate -w --require-offload --offset 59MiB --length 2MiB disk/f --json");
     assert_eq!(report.succeeds().json()["size"], 61 * MIB);
-    is_clean(&place);
+    is_consistent(&place);
     // A file with checksums is copied on write.
     place.run("fs fallocate --length 1MiB disk/sums").succeeds();
     for (command, status, words) in [
@@ -220,7 +227,7 @@ fn zeroes_are_written_in_advance() {
     ] {
         place.run(command).fails(status, &[words]);
     }
-    is_clean(&place);
+    is_consistent(&place);
     if let Err(why) = has_mounts() {
         return skipped(&why);
     }
@@ -247,19 +254,20 @@ fn zeroes_are_transferred_to_a_device_that_cannot_make_them() {
         assert!(server.try_wait().unwrap().is_none());
         sleep(Duration::from_millis(5));
     }
-    let target = format!("nbd+unix:///?socket={}", socket.display());
+    let target = format!("[nbd+unix:///?socket={}]", socket.display());
     let report = place.run(&format!("fs info {target} --json")).succeeds().json();
     assert_eq!(report["devices"][0]["write_zeroes"], "emulated");
     place.run(&format!("fs info {target}")).succeeds().says(&["transferred to device 1"]);
-    let command = format!("fs fallocate -w --length 20MiB {target}:/f");
+    let command = format!("fs fallocate -w --length 20MiB {target}/f");
     place.run(&format!("{command} --require-offload")).fails(3, &["cannot make zeroes", "--require-offload"]);
     let answer = place.run(&format!("{command} --json"));
-    answer.succeeds().says(&["cannot make zeroes, so that 20 MiB of zeroes are transferred"]);
+    let told = "cannot make zeroes, so that 20 MiB of zeroes are transferred";
+    assert!(answer.succeeds().stderr.contains(told), "{}", answer.stderr);
     assert_eq!(answer.json()["slow_devices"].as_array().unwrap().len(), 1);
     server.kill().unwrap();
     server.wait().unwrap();
     assert!(place.allocated_bytes("disk") >= 20 * MIB);
-    is_clean(&place);
+    is_consistent(&place);
 }
 
 #[test]
@@ -401,6 +409,13 @@ fn a_block_device_is_written_unless_it_is_mounted() {
     is_clean(&place);
 }
 
+/// The last transaction, in the superblock.
+fn generation_of(place: &Place) -> u64 {
+    let (mut number, disk) = ([0; 8], fs::File::open(place.path("disk")).unwrap());
+    disk.read_exact_at(&mut number, 65536 + 72).unwrap();
+    u64::from_le_bytes(number)
+}
+
 /// It stops soon, says how to go on, and the next command does.
 #[test]
 fn a_signal_ends_the_freeing_of_space() {
@@ -411,9 +426,16 @@ fn a_signal_ends_the_freeing_of_space() {
     place.run("fs put -r many disk:big").succeeds();
     let used = || place.run("fs info disk --json").succeeds().json()["used_bytes"].as_u64().unwrap();
     let before = used();
+    let generation = place.run("fs info disk --json").succeeds().json()["generation"].as_u64().unwrap();
     // Each node that is read takes a while, so that there is time for the signal.
-    let mut child = place.start("fs subvolume delete fault:[delay=3ms],disk:big");
-    sleep(Duration::from_secs(2));
+    let mut child = place.start("fs subvolume delete [fault:[delay=20ms],raw:disk]:big");
+    let start = Instant::now();
+    // Opening commits a transaction 3 higher, and the deletion the one after that.
+    while generation_of(&place) < generation + 4 {
+        assert!(start.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none());
+        sleep(Duration::from_millis(10));
+    }
+    sleep(Duration::from_millis(300));
     assert!(child.try_wait().unwrap().is_none(), "it was done before the signal");
     let start = Instant::now();
     run("kill", ["-TERM", &child.id().to_string()]).unwrap();

@@ -138,12 +138,7 @@ impl Engine {
         self.delete_at(at, now, true).await
     }
 
-    async fn delete_at(
-        &self,
-        at: SubvolumePlace<'_>,
-        now: Timespec,
-        must_be_empty: bool,
-    ) -> Result<u64, EngineError> {
+    async fn delete_at(&self, at: SubvolumePlace<'_>, now: Timespec, must_be_empty: bool) -> Result<u64, EngineError> {
         self.recover_orphans(at.root).await?;
         self.change(|transaction| {
             transaction.open_subvolume(at.root, Access::Change)?;

@@ -1,10 +1,11 @@
-//! Empty transactions.
+//! Empty transactions, and what is still in memory after many.
 
 use futures_executor::block_on;
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 
 use crate::disks::Disks;
+use crate::files::{Kind, ROOT, assert_content, create, write};
 use crate::{assert_scrubbed, share};
 
 fn fill(disks: &Disks) {
@@ -57,4 +58,53 @@ fn empty_transactions_leave_the_filesystem_as_it_was() {
         block_on(Engine::open(&disks.open(), EngineOptions::default())).unwrap();
         disks.assert_consistent();
     }
+}
+
+/// The free space of block groups is forgotten when nobody needed it for some commits, and read again when somebody does.
+#[test]
+fn free_space_that_is_not_needed_is_forgotten() {
+    const MIB: u64 = 1 << 20;
+    let Some(disks) = Disks::make(1, 1536, &["-m", "single"]) else { return };
+    let engine = block_on(Engine::open(&disks.open(), EngineOptions::default())).unwrap();
+    let in_memory = || block_on(engine.inspect(|transaction| Ok(transaction.space.in_memory()))).unwrap();
+    let mut random = fastrand::Rng::with_seed(1);
+    // Each has some block groups, and holes.
+    let files: Vec<u64> = (0..4).map(|index| create(&engine, &format!("file{index}"), Kind::NoCow)).collect();
+    for ino in &files {
+        block_on(engine.write_zeroes(ROOT, *ino, 0, 200 * MIB)).unwrap();
+        for _ in 0..300 {
+            block_on(engine.punch(ROOT, *ino, random.u64(..200 * MIB / 4096) * 4096, 4096)).unwrap();
+        }
+        block_on(engine.commit()).unwrap();
+    }
+    let (mut fewest, most) = (u64::MAX, in_memory());
+    assert!(most.0 > 6 && most.1 > 1000, "{most:?}");
+    for round in 0..6_u8 {
+        for _ in 0..12 {
+            block_on(engine.set_read_only(ROOT, false)).unwrap();
+            block_on(engine.commit()).unwrap();
+        }
+        fewest = fewest.min(in_memory().0);
+        disks.assert_consistent();
+        let ino = files[random.usize(..4)];
+        let at = random.u64(..190) * MIB;
+        block_on(engine.punch(ROOT, ino, at, 5 * MIB)).unwrap();
+        write(&engine, ino, at + MIB, &[round; 100_000]);
+        let found = block_on(engine.read(ROOT, ino, at + MIB - 10, 100_020)).unwrap();
+        assert!(found[10..100_010].iter().all(|byte| *byte == round) && found[..10] == [0; 10]);
+        block_on(engine.commit()).unwrap();
+        disks.assert_consistent();
+    }
+    assert!(fewest < most.0 / 2, "{fewest} of {}", most.0);
+    // All of it can be used, and freed.
+    for ino in files {
+        block_on(engine.truncate(ROOT, ino, 0)).unwrap();
+        block_on(engine.commit()).unwrap();
+    }
+    let ino = create(&engine, "last", Kind::Plain);
+    write(&engine, ino, 0, &[1; 300_000]);
+    assert_content(&engine, ino, &[1; 300_000]);
+    block_on(engine.commit()).unwrap();
+    disks.assert_consistent();
+    disks.assert_checked_by_program();
 }

@@ -211,8 +211,7 @@ fn what_a_lost_write_leaves_of_a_lost_transaction_is_found() {
     let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
     let base = images_of(&disks).remove(0);
     let mut attributes = Attributes::new(11);
-    let changes: Vec<Change> =
-        (0..30).map(|_| Change::of(objectid::FS_TREE, attributes.change(500))).collect();
+    let changes: Vec<Change> = (0..30).map(|_| Change::of(objectid::FS_TREE, attributes.change(500))).collect();
     let before = cut_off(&base, |engine| {
         for change in &changes {
             block_on(engine.change(|transaction| transaction.apply_change(change))).unwrap();

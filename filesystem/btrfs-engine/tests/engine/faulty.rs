@@ -3,7 +3,9 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Ability, Condition, Device, ErrorKind, Geometry, Outcome, Request, RequestKind, yield_once};
+use sealblock_block::{
+    Abilities, Ability, Condition, Device, ErrorKind, Geometry, Outcome, Request, RequestKind, yield_once,
+};
 use sealblock_media_memory::MemoryDevice;
 
 /// What becomes of the writes of a device.

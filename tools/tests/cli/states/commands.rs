@@ -34,6 +34,20 @@ const OF_MIRRORS: [&str; 7] = [
 /// Those of filesystems.
 const OF_FILESYSTEMS: [&str; 6] =
     ["fs info F", "fs ls F", "fs cat F/file", "fs get F/file got", "fs verify F", "fs rescue F rescued"];
+/// Those of filesystems that can be written, one after the other.
+const OF_WRITABLE: [&str; 11] = [
+    "fs check W",
+    "fs put piece W/new",
+    "fs mkdir W/directory",
+    "fs mv W/new W/directory",
+    "fs fallocate --length 64KiB W/allocated",
+    "fs fallocate -w --length 64KiB W/zeroed",
+    "fs snapshot W W/snapshot",
+    "fs rm W/file",
+    "fs rmdir W/snapshot",
+    "fs subvolume delete W/snapshot",
+    "fs check W",
+];
 /// Commands that change something, each on the state as it was made.
 const CHANGING: [&str; 6] = [
     "verify T --repair",
@@ -118,8 +132,10 @@ pub fn ask(scene: &Scene) -> Vec<Row> {
             asked.run(part, command, &[]);
         }
     }
-    if let Some(filesystem) = filesystem {
-        OF_FILESYSTEMS.iter().for_each(|command| asked.run("", command, &[("F", &filesystem)]));
+    if let Some([read, written]) = filesystem {
+        asked.saved.put_back(&asked.place);
+        OF_FILESYSTEMS.iter().for_each(|command| asked.run("", command, &[("F", &read)]));
+        OF_WRITABLE.iter().for_each(|command| asked.run("", command, &[("W", &written)]));
     }
     asked.serve();
     asked.rows

@@ -35,6 +35,9 @@ pub const SMALL: Material = Material { prefix: "", data: "data", blocks: BLOCKS,
 pub const FILESYSTEM: Material =
     Material { prefix: "fs-", data: "image", blocks: 64 << 8, lba: DATA_START / BLOCK as u64 };
 
+/// The same, with a filesystem that can be written, as `fs format` makes it.
+pub const WRITABLE: Material = Material { prefix: "w-", data: "formatted", blocks: 128 << 8, lba: 10496 };
+
 /// A state.
 pub struct Scene {
     /// What it is called.
@@ -50,8 +53,9 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// A place in this state, with the target, and with the one that has a filesystem.
-    pub fn build(&self) -> (Place, String, Option<String>) {
+    /// A place in this state, with the target, and with those that have a filesystem: one to be read, and one to be
+    /// written.
+    pub fn build(&self) -> (Place, String, Option<[String; 2]>) {
         let place = Place::in_memory();
         place.write("data", &noise(11, BLOCKS * BLOCK));
         place.write("older", &noise(10, BLOCKS * BLOCK));
@@ -62,10 +66,23 @@ impl Scene {
             let mut made = Handmade::new(4096, ChecksumType::Crc32c);
             made.file(objectid::FIRST_FREE, b"file", &noise(2, 3 * BLOCK), Storage::Summed);
             made.build().write(&place.path("image")).unwrap();
-            (self.make)(&place, &FILESYSTEM)
+            format(&place);
+            [&FILESYSTEM, &WRITABLE].map(|material| (self.make)(&place, material))
         });
         (place, target, filesystem)
     }
+}
+
+/// Makes the filesystem that can be written, with a file.
+fn format(place: &Place) {
+    let content = noise(2, 3 * BLOCK);
+    place.write("content", &content);
+    place.write(WRITABLE.data, b"");
+    place.set_len(WRITABLE.data, (WRITABLE.blocks * BLOCK) as u64);
+    place.run("fs format formatted --metadata single").succeeds();
+    place.run("fs put content formatted/file").succeeds();
+    let at = WRITABLE.lba as usize * BLOCK;
+    assert!(place.read(WRITABLE.data)[at..][..content.len()] == content, "the file lies elsewhere");
 }
 
 /// A volume and what it held before, then the data.
