@@ -221,7 +221,8 @@ impl Engine {
     /// file grows to the end of the range, unless `keeps_size`.
     ///
     /// # Errors
-    /// As for [`Engine::truncate`]. What was allocated before stays.
+    /// As for [`Engine::truncate`]. Nothing is allocated if there is less space than the holes of the range need.
+    /// Otherwise, what was allocated before the error stays.
     pub async fn allocate_range(
         &self,
         root: u64,
@@ -249,6 +250,10 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let id = FileId { root, ino };
         let lock = self.lock_to_write(id, offset, bytes).await?;
+        // Before anything becomes zeroes.
+        let info = self.inspect(|transaction| transaction.file_info(id)).await?;
+        let range = self.inspect(|_| info.range(offset, bytes)).await?;
+        self.check_room(id, &info, info.sectors(&range)).await?;
         self.punch_locked(&lock, offset, bytes).await?;
         self.allocate_locked(&lock, (offset, bytes), keeps_size).await?;
         drop(lock);
@@ -272,6 +277,7 @@ impl Engine {
                 transaction.file_to_change(id, range.start >= lock.state().size(stored))
             })
             .await?;
+        self.check_room(id, &info, info.sectors(&range)).await?;
         let size = lock.state().size(info.stored_size());
         let grows = range.end > size && !keeps_size;
         self.prepare_extents(lock, &info, size, grows).await?;
@@ -284,6 +290,29 @@ impl Engine {
             let nothing = self.put(lock, &info, Put::plain(Vec::new())).await?;
             self.show(lock, nothing, None, range.end).await?;
             lock.state().set_tail_clean(true);
+        }
+        Ok(())
+    }
+
+    /// Before space is allocated for sectors of a file, in many steps: refuses what there cannot be space for. Otherwise
+    /// the steps would take all the space that there is, before the last one fails.
+    pub(super) async fn check_room(&self, id: FileId, info: &FileInfo, sectors: Range<u64>) -> Result<(), EngineError> {
+        let (mut rest, mut missing) = (sectors, 0);
+        while !rest.is_empty() {
+            let (holes, end) = self
+                .inspect(|transaction| {
+                    let view = transaction.view(id.root)?;
+                    let parts = FileMap::new(info.file, &view).parts(rest.clone(), ITEMS_OF_A_STEP)?;
+                    let holes = parts.parts().iter().filter(|part| matches!(part, Mapping::Hole(_)));
+                    let bytes = holes.map(|hole| hole.range(info.file.sector_bytes)).map(|hole| hole.end - hole.start);
+                    Ok((bytes.sum::<u64>(), parts.range().end))
+                })
+                .await?;
+            missing += holes;
+            if missing > self.data_space().free_bytes {
+                return Err(EngineError::Change(SpaceError::Full(Use::Data).into()));
+            }
+            rest.start = end;
         }
         Ok(())
     }

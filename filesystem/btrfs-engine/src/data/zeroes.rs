@@ -47,6 +47,7 @@ impl Engine {
         if !info.has(InodeFlags::NODATACOW) || info.file.has_sums {
             return Err(EngineError::Change(PlanError::Unsupported(HAS_CHECKSUMS).into()));
         }
+        self.check_room(id, &info, info.sectors(&range)).await?;
         let size = lock.state().size(info.stored_size());
         let grows = range.end > size;
         self.prepare_extents(&lock, &info, size, grows).await?;

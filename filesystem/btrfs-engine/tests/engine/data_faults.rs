@@ -198,11 +198,11 @@ fn bad_copies_are_written_anew_when_they_are_read() {
     disks.assert_checked_by_program();
 }
 
-fn place(name: &str) -> Place<'_> {
+pub fn place(name: &str) -> Place<'_> {
     Place { directory: 256, name: name.as_bytes() }
 }
 
-fn time() -> Timespec {
+pub fn time() -> Timespec {
     Timespec { seconds: 1_700_000_000.into(), nanoseconds: 0.into() }
 }
 

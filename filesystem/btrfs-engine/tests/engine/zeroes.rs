@@ -9,11 +9,12 @@ use futures_util::FutureExt;
 use sealblock_block::{DynDevice, RequestKind};
 use sealblock_btrfs::FsError;
 use sealblock_btrfs_engine::engine::{Engine, EngineError, EngineOptions};
+use sealblock_btrfs_engine::operations::{NewSnapshot, SubvolumePlace};
 use sealblock_btrfs_format::superblock::COPY_OFFSETS;
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
 use sealblock_recorder::{CrashOptions, CrashStates, Options, Recorder};
 
-use crate::data_faults::open;
+use crate::data_faults::{open, place, time};
 use crate::disks::Disks;
 use crate::faulty::{Faults, FaultyDevice};
 use crate::files::{Kind, ROOT, assert_content, assert_same, create, is_full, read_committed, write};
@@ -240,7 +241,9 @@ fn a_request_that_is_given_up_shows_nothing_and_its_space_waits() {
     faults[0].hold(1);
     assert!(engine.write_zeroes(ROOT, ino, 0, 4096).now_or_never().is_none());
     assert!(engine.read(ROOT, ino, 0, 4096).now_or_never().is_none());
-    assert!(engine.hold_in_place_writes(ROOT).now_or_never().is_none(), "a snapshot waits, too");
+    let new = NewSnapshot { source: ROOT, uuid: [7; 16], is_read_only: true };
+    let to = SubvolumePlace { root: ROOT, place: place("snapshot") };
+    assert!(engine.create_snapshot(new, to, time()).now_or_never().is_none(), "a snapshot waits, too");
     faults[0].release();
     block_on(engine.finish_writes());
     assert_content(&engine, ino, &[vec![0; 4096], vec![1; 4096], vec![2; 65536]].concat());
@@ -249,23 +252,34 @@ fn a_request_that_is_given_up_shows_nothing_and_its_space_waits() {
     disks.assert_checked_by_program();
 }
 
+/// Otherwise a request that cannot succeed would fill the filesystem.
 #[test]
-fn a_full_filesystem_keeps_what_was_zeroed() {
+fn a_range_for_which_there_is_no_space_gets_none() {
     let Some(disks) = Disks::make(1, 256, &["-m", "dup"]) else { return };
     let engine = block_on(Engine::open(&disks.open(), EngineOptions::default())).unwrap();
     spoil(&engine, 20 * MIB);
     let ino = create(&engine, "file", Kind::NoCow);
-    for _ in 0..3 {
-        let failed = block_on(engine.write_zeroes(ROOT, ino, 0, 1 << 30)).unwrap_err();
-        assert!(is_full(&failed), "{failed}");
-        let size = block_on(engine.stat(ROOT, ino)).unwrap().size.get();
-        assert!(size > 20 * MIB, "{size}");
-        assert_content(&engine, ino, &vec![0; size as usize]);
-        block_on(engine.commit()).unwrap();
-        disks.assert_consistent();
-        block_on(engine.truncate(ROOT, ino, 0)).unwrap();
-        block_on(engine.commit()).unwrap();
+    write(&engine, ino, MIB, &[1; 4096]);
+    let before = block_on(engine.stat(ROOT, ino)).unwrap();
+    for bytes in [1 << 30, 1 << 62] {
+        let refused = [
+            block_on(engine.write_zeroes(ROOT, ino, 0, bytes)),
+            block_on(engine.allocate_range(ROOT, ino, (0, bytes), true)),
+            block_on(engine.zero_range(ROOT, ino, (0, bytes), false)),
+        ];
+        for refused in refused {
+            assert!(is_full(&refused.unwrap_err()));
+        }
+        let after = block_on(engine.stat(ROOT, ino)).unwrap();
+        assert_eq!((after.size, after.nbytes), (before.size, before.nbytes));
+        assert_content(&engine, ino, &[vec![0; MIB as usize], vec![1; 4096]].concat());
     }
+    // What there is space for is allocated.
+    let free = engine.data_space().free_bytes;
+    block_on(engine.allocate_range(ROOT, ino, (0, free * 3 / 4), true)).unwrap();
+    zero(&engine, ino, 0, free * 3 / 4);
+    block_on(engine.commit()).unwrap();
+    disks.assert_consistent();
     disks.assert_checked_by_program();
 }
 
