@@ -41,12 +41,16 @@ use sealblock_btrfs_format::features::CompatRo;
 use sealblock_btrfs_format::key::{Key, objectid};
 use sealblock_btrfs_format::superblock::flags;
 
+use crate::error::{BadCopy, CopyFault};
 use crate::filesystem::Filesystem;
 use crate::verify::Watch;
 use descent::Tree;
 use session::{Session, Stopped, expected_bytes};
 use walk::Walk;
 
+/// By how much the number of a transaction exceeds that of the one before it, at most: of ours, when a filesystem is
+/// opened for writing.
+const OPENING_COMMIT: u64 = 3;
 /// The number of findings whose inodes get paths.
 const MAX_PATHS: usize = 100;
 
@@ -77,7 +81,11 @@ fn note_devices(session: &Session<'_>) {
     // Images of metadata have only the first superblock.
     let is_image = fs.storage().devices.is_metadata_image();
     for copy in fs.storage().devices.bad_superblocks().iter().filter(|_| !is_image) {
-        session.found(Rule::Superblock, Place::default(), format!("superblock: {copy}"));
+        if was_interrupted(copy) {
+            session.note(format!("superblock: {copy}: a commit ended between the two; the next one writes both"));
+        } else {
+            session.found(Rule::Superblock, Place::default(), format!("superblock: {copy}"));
+        }
     }
     let unknown = fs.superblock().flags.get() & !flags::ALL;
     if unknown != 0 {
@@ -96,6 +104,14 @@ fn note_devices(session: &Session<'_>) {
     if fs.has_log() {
         session.not_checked(WhyNotChecked::LogTree);
     }
+}
+
+/// True for a further superblock that is one commit older than the first one. A commit writes the first one before the
+/// others, so that is what a power cut or the end of the process leaves. Linux and we only read it if the first one is
+/// lost.
+fn was_interrupted(copy: &BadCopy) -> bool {
+    let is_last = |found: u64, newest: u64| newest.checked_sub(found).is_some_and(|commits| commits <= OPENING_COMMIT);
+    copy.mirror > 1 && matches!(copy.fault, CopyFault::Old { found, newest } if is_last(found, newest))
 }
 
 async fn scan(session: &Session<'_>) -> Result<(), Stopped> {

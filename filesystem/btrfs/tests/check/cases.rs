@@ -123,6 +123,12 @@ pub const CASES: &[Case] = &[
     case("a superblock with more devices", &[Rule::Superblock], Program::Both, |image| {
         image.superblock(|superblock| superblock.num_devices = 2.into());
     }),
+    case("a second superblock that is three transactions older", &[], Program::Neither, |image| {
+        image.superblocks_from(1, |superblock| superblock.generation = (superblock.generation.get() - 3).into());
+    }),
+    case("a second superblock that is four transactions older", &[Rule::Superblock], Program::Neither, |image| {
+        image.superblocks_from(1, |superblock| superblock.generation = (superblock.generation.get() - 4).into());
+    }),
     case(
         "another key in a pointer to a node that was reached before",
         &[Rule::LostNode],

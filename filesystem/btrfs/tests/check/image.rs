@@ -246,7 +246,12 @@ impl Image {
 
     /// Changes all superblocks.
     pub fn superblock(&self, change: impl Fn(&mut Superblock)) {
-        for offset in copy_offsets(IMAGE_BYTES) {
+        self.superblocks_from(0, change);
+    }
+
+    /// Changes all superblocks but the first ones.
+    pub fn superblocks_from(&self, first: usize, change: impl Fn(&mut Superblock)) {
+        for offset in copy_offsets(IMAGE_BYTES).skip(first) {
             let mut bytes = vec![0; SUPERBLOCK_BYTES];
             self.file.read_exact_at(&mut bytes, offset).unwrap();
             let mut superblock = Superblock::read_from_bytes(&bytes).unwrap();
