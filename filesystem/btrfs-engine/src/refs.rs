@@ -92,6 +92,10 @@ impl ExtentItems for BTreeMap<Key, Vec<u8>> {
     }
 }
 
+/// How far behind the hash of a reference its own item is looked for when it is added, and first when it is dropped. An
+/// extent may have very many references, and hardly ever two whose hashes are as near.
+const NEAR: u64 = 1 << 10;
+
 /// An extent that the transaction allocated.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NewExtent {
@@ -349,10 +353,16 @@ fn change_one(
     let first = Key::new(bytenr, ItemType::TREE_BLOCK_REF, 0);
     let last = Key::new(bytenr, ItemType::SHARED_DATA_REF, u64::MAX);
     let any = tree.first(first..=last)?.is_some();
-    let place = match any {
-        true => find_own_item(bytenr, what, tree, last)?,
-        false => KeyedPlace::Free(what.key(bytenr)),
+    let own = what.key(bytenr);
+    let near = Key { offset: own.offset.saturating_add(NEAR), ..own };
+    let mut place = match any {
+        true => find_own_item(bytenr, what, tree, near)?,
+        false => KeyedPlace::Free(own),
     };
+    // One that is there and is not near is far behind its hash.
+    if any && !is_add && matches!(place, KeyedPlace::Free(_)) && item.inline_count(what).is_none() {
+        place = find_own_item(bytenr, what, tree, last)?;
+    }
     let (key, found) = match place {
         KeyedPlace::Found(key, count) => (key, Some(count)),
         KeyedPlace::Free(key) => (key, None),

@@ -282,3 +282,62 @@ fn references_that_contradict_the_tree_are_errors() {
     delayed.add(bytenr, of_tree(5), 1).unwrap();
     assert!(matches!(delayed.add(bytenr, of_tree(5), 1), Err(RefsError::Count { net: 2, .. })));
 }
+
+/// Items, and how many were looked at.
+#[derive(Default)]
+struct Counted {
+    tree: Tree,
+    looks: std::cell::Cell<usize>,
+}
+
+impl Counted {
+    fn count(&self) -> &Tree {
+        self.looks.set(self.looks.get() + 1);
+        &self.tree
+    }
+}
+
+impl Items for Counted {
+    fn at(&self, key: Key) -> Result<Option<&[u8]>, TreeError> {
+        self.count().at(key)
+    }
+
+    fn first(&self, range: std::ops::RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError> {
+        self.count().first(range)
+    }
+
+    fn last(&self, range: std::ops::RangeInclusive<Key>) -> Result<Option<(Key, &[u8])>, TreeError> {
+        self.count().last(range)
+    }
+}
+
+impl ExtentItems for Counted {
+    fn put(&mut self, key: Key, data: Vec<u8>) -> Result<(), RefsError> {
+        self.tree.put(key, data)
+    }
+
+    fn delete(&mut self, key: Key) -> Result<(), RefsError> {
+        self.tree.delete(key)
+    }
+}
+
+/// Many files may share one extent: whoever adds or drops a reference does not look at those of all others.
+#[test]
+fn an_extent_with_many_references_gets_and_loses_one_soon() {
+    let (mut tree, mut delayed, bytenr) = (Counted::default(), DelayedRefs::new(), 1 << 20);
+    let file = |ino| ExtentRef::Data { root: 5, objectid: ino, offset: 0 };
+    delayed.insert(data(bytenr)).unwrap();
+    for is_add in [true, false] {
+        for ino in 300..2300 {
+            match is_add {
+                true => delayed.add(bytenr, file(ino), 1).unwrap(),
+                false => delayed.drop(bytenr, file(ino), 1).unwrap(),
+            }
+            tree.looks.set(0);
+            let fate = delayed.take(bytenr).unwrap().run(bytenr, &mut tree, NODE_BYTES).unwrap();
+            assert_eq!(matches!(fate, Fate::Lives(_)), is_add || ino < 2299);
+            assert!(tree.looks.get() < 8, "{} items were looked at for {ino}", tree.looks.get());
+        }
+    }
+    assert!(tree.tree.is_empty());
+}

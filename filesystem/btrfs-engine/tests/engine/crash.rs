@@ -75,7 +75,7 @@ fn record_with(images: Vec<Image>, options: Options, engine: EngineOptions, roun
     recorder
 }
 
-fn crash_options(seed: u64, limit: usize) -> CrashOptions {
+pub fn crash_options(seed: u64, limit: usize) -> CrashOptions {
     CrashOptions { seed, superblocks: COPY_OFFSETS[..2].to_vec(), limit, ..CrashOptions::default() }
 }
 

@@ -225,7 +225,7 @@ fn a_snapshot_waits_for_data_that_are_written_in_place() {
     assert!((&mut waits).now_or_never().is_none());
     faults[0].release();
     let ((written, id), later) = block_on(join(join(in_place, snapshot), waits));
-    (written.unwrap(), later.unwrap());
+    assert_eq!((written.unwrap(), later.unwrap()), (8192, 8192));
     let in_snapshot = block_on(engine.read(id.unwrap(), ino, 0, 8192)).unwrap();
     assert_same(&in_snapshot, &[2; 8192]);
     assert_content(&engine, ino, &[3; 8192]);

@@ -13,9 +13,13 @@ use sealblock_block::{Abilities, Device, Durability, DynDevice, Expectations, Ge
 use sealblock_btrfs::check::{CheckOptions, check};
 use sealblock_btrfs::verify::Unwatched;
 use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
+use sealblock_btrfs_engine::format::{self, DEFAULT_INCOMPAT, FormatOptions, NewDevice, SECTOR_BYTES, Stage};
+use sealblock_btrfs_format::checksum::ChecksumType;
+use sealblock_btrfs_format::items::chunk::Profile;
+use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_integrity::{Tags, Unsealed};
 use sealblock_media_memory::MemoryDevice;
-use sealblock_proofs_btrfs_images::programs::{Loops, mkfs, run};
+use sealblock_proofs_btrfs_images::programs::{Loops, mkfs, run, sparse};
 use sealblock_proofs_btrfs_images::{has_mounts, skip};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
@@ -71,11 +75,54 @@ impl Disks {
         let folder = tempfile::tempdir().unwrap();
         let images: Vec<PathBuf> = (0..devices).map(|index| folder.path().join(format!("image{index}"))).collect();
         mkfs(&images, mebibytes, options).map_err(|why| skip(&why)).ok()?;
+        Some(Disks::of(folder, images, mebibytes))
+    }
+
+    fn of(folder: tempfile::TempDir, images: Vec<PathBuf>, mebibytes: u64) -> Disks {
         let memory =
             images.iter().map(|_| Rc::new(MemoryDevice::new(BlockSize::B4096, (mebibytes << 20) / BLOCK, None)));
         let disks = Disks { memory: memory.collect(), images, _folder: folder };
         disks.load();
-        Some(disks)
+        disks
+    }
+
+    /// As [`Disks::make`], but made by this crate, with these profiles of metadata and data, and with a tree of block
+    /// groups.
+    pub fn format(
+        devices: usize,
+        mebibytes: u64,
+        (metadata, data): (Profile, Profile),
+        checksum: ChecksumType,
+    ) -> Option<Disks> {
+        has_mounts().map_err(|why| skip(&why)).ok()?;
+        let folder = tempfile::tempdir().unwrap();
+        let images: Vec<PathBuf> = (0..devices).map(|index| folder.path().join(format!("image{index}"))).collect();
+        let options = FormatOptions {
+            label: b"made here".to_vec(),
+            fsid: fastrand::u128(1..).to_le_bytes(),
+            chunk_tree_uuid: [0xcc; 16],
+            subvolume_uuid: [0xdd; 16],
+            time: Timespec { seconds: 1_700_000_000.into(), nanoseconds: 7.into() },
+            sector_bytes: SECTOR_BYTES,
+            node_bytes: 16_384,
+            checksum,
+            data,
+            metadata,
+            incompat: DEFAULT_INCOMPAT,
+            block_group_tree: true,
+        };
+        let new = |_| NewDevice { bytes: mebibytes << 20, uuid: fastrand::u128(1..).to_le_bytes() };
+        let made = format::format(&options, &(0..devices).map(new).collect::<Vec<_>>()).unwrap();
+        images.iter().try_for_each(|image| sparse(image, mebibytes)).unwrap();
+        for stage in made.stages() {
+            // The files are new, and nothing is to be erased.
+            let Stage::Write(writes) = stage else { continue };
+            for one in writes {
+                let file = File::options().write(true).open(&images[one.devid as usize - 1]).unwrap();
+                file.write_all_at(&one.bytes, one.offset).unwrap();
+            }
+        }
+        Some(Disks::of(folder, images, mebibytes))
     }
 
     /// Takes over what the images have.

@@ -88,6 +88,7 @@ pub fn assert_content(engine: &Engine, ino: u64, expected: &[u8]) {
 pub fn assert_same(found: &[u8], expected: &[u8]) {
     let differs = found.iter().zip(expected).position(|(one, other)| one != other);
     assert!(differs.is_none(), "byte {differs:?} of {}", expected.len());
+    assert_eq!(found.len(), expected.len(), "the number of bytes");
 }
 
 /// Writes all of it.

@@ -6,21 +6,29 @@
 
 mod commits;
 mod crash;
+mod crash_data;
 mod data;
 mod data_concurrent;
+mod data_errors;
 mod data_faults;
 mod disks;
 mod drop;
 mod faults;
 mod faulty;
 mod files;
+mod full;
+mod history;
 mod items;
 mod mounted;
 mod names;
+mod recovered;
 mod releases;
+mod rounds;
+mod rounds_model;
 mod scan;
 mod subvolumes;
 mod tasks;
+mod workload;
 mod zeroes;
 
 use std::path::PathBuf;
