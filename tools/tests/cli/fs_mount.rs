@@ -326,19 +326,19 @@ fn what_was_synced_survives_the_death_of_the_process() {
         for task in tasks {
             drop(task.join().unwrap());
         }
-        place.run("fs check disk").succeeds().says(&["clean; "]);
         synced += log.files.lock().unwrap().values().filter(|allowed| allowed[0].is_some()).count();
         if has_mounts().is_ok() && round % 2 == 0 {
-            let mount = Mount::new(&[place.path("disk")], "noatime").unwrap();
+            let mount = Mount::new(&[place.path("disk")], "ro").unwrap();
             run("mount", ["--bind".as_ref(), mount.path("").as_os_str(), point.as_os_str()]).unwrap();
             check_synced(&point, &log);
             run("umount", [point.as_os_str()]).unwrap();
             mount.unmount().unwrap();
-        } else {
-            let serving = Serving::new(&place, "-o rw disk point");
-            check_synced(&point, &log);
-            assert_eq!(serving.unmount(), 0);
         }
+        let serving = Serving::new(&place, "-o rw disk point");
+        check_synced(&point, &log);
+        assert_eq!(serving.unmount(), 0);
+        // Only now: the first superblock may be newer than its copies until the filesystem is opened again.
+        place.run("fs check disk").succeeds().says(&["clean; "]);
     }
     is_clean(&place);
     println!("{kills} kills, {synced} synced contents");
