@@ -261,8 +261,8 @@ fn what_is_full_can_be_emptied() {
         (1, 24, &["--mixed", "-n", "4096"]),
         (1, 110, &["-m", "dup", "-n", "4096"]),
         (1, 64, &["-m", "single"]),
-        (2, 110, &["-m", "raid1", "-d", "raid1"]),
-        (2, 110, &["-m", "raid1", "-d", "raid0", "--csum", "blake2", "-n", "4096"]),
+        (2, 160, &["-m", "raid1", "-d", "raid1"]),
+        (2, 160, &["-m", "raid1", "-d", "raid0", "--csum", "blake2", "-n", "4096"]),
     ];
     let is_all = share(4) == 4;
     for (index, one) in all.into_iter().take(if is_all { all.len() } else { 2 }).enumerate() {
