@@ -43,6 +43,7 @@ pub(crate) use files::{FileId, FileLock, InPlaceHold, LockRange};
 pub use info::now;
 pub(crate) use info::{FileInfo, ITEMS_OF_A_STEP};
 pub use read::MAX_FILE_READ_BYTES;
+pub use write::WriteMode;
 
 use crate::change::Change;
 use crate::csums::CsumEdit;
@@ -100,6 +101,20 @@ impl Transaction {
     /// # Errors
     /// As for [`Transaction::file_info`]; also if it or the subvolume must not be changed.
     pub(crate) fn file_to_change(&mut self, id: FileId, grows: bool) -> Result<FileInfo, ChangeError> {
+        let info = self.open_file_to_change(id)?;
+        let refuse = |flag| Err(PlanError::Protected { ino: id.ino, flag }.into());
+        match () {
+            () if info.has(InodeFlags::IMMUTABLE) => refuse("immutable"),
+            () if info.has(InodeFlags::APPEND) && !grows => refuse("append-only"),
+            () => Ok(info),
+        }
+    }
+
+    /// A regular file that was opened when its flags allowed to change it.
+    ///
+    /// # Errors
+    /// As for [`Transaction::file_to_change`], but for flags that programs set.
+    fn open_file_to_change(&mut self, id: FileId) -> Result<FileInfo, ChangeError> {
         let info = self.file_info(id)?;
         let refuse = |flag| Err(PlanError::Protected { ino: id.ino, flag }.into());
         let root_flags = self.root_item(id.root).map_or(0, |(_, item)| item.head.flags.get());
@@ -107,8 +122,6 @@ impl Transaction {
         match () {
             () if root_flags.contains(RootFlags::READONLY) => refuse(OF_READ_ONLY_SUBVOLUME),
             () if info.has(InodeFlags::READONLY | InodeFlags::VERITY) => refuse("read-only"),
-            () if info.has(InodeFlags::IMMUTABLE) => refuse("immutable"),
-            () if info.has(InodeFlags::APPEND) && !grows => refuse("append-only"),
             () => Ok(info),
         }
     }

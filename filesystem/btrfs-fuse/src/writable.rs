@@ -59,6 +59,8 @@ pub struct Writable<'e> {
     notifier: OnceCell<Notifier>,
     /// True if a subvolume was deleted whose nodes are still to be dropped, as far as is known.
     has_dead: Cell<bool>,
+    /// The commands that wait until the kernel has written its pages.
+    writing_back: Cell<usize>,
     /// True if the work in the background is to end.
     is_ended: Cell<bool>,
     ended: Condition,
@@ -89,7 +91,19 @@ impl<'e> Writable<'e> {
         let root = numbers.of_inode((root, root), ino)?;
         // One may be left of an earlier mount.
         let (has_dead, is_ended, ended) = (Cell::new(true), Cell::new(false), Condition::default());
-        Ok(Writable { engine, options, root, sector_bytes, numbers, known, notifier, has_dead, is_ended, ended })
+        Ok(Writable {
+            engine,
+            options,
+            root,
+            sector_bytes,
+            numbers,
+            known,
+            notifier,
+            has_dead,
+            writing_back: Cell::new(0),
+            is_ended,
+            ended,
+        })
     }
 
     /// The kernel is told by this of changes that it did not request. Only the first one counts.
@@ -278,7 +292,9 @@ impl ReadFs for Writable<'_> {
         self.open_file(ino, sealblock_fuse::OpenMode { reads: true, ..Default::default() }).await
     }
 
-    async fn release(&self, _: u64, _: u64) {}
+    async fn release(&self, ino: u64, _: u64) {
+        self.known.close(ino);
+    }
 
     async fn read(&self, ino: u64, _: u64, offset: u64, size_bytes: u32) -> Result<Vec<u8>, FsError> {
         let file = self.file(ino)?;

@@ -31,6 +31,8 @@ pub struct OpenMode {
     pub reads: bool,
     /// For writing.
     pub writes: bool,
+    /// Every write goes to the end (O_APPEND).
+    pub appends: bool,
     /// The file is cut to no bytes first (O_TRUNC).
     pub truncates: bool,
     /// Past the page cache (O_DIRECT).

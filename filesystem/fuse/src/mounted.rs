@@ -124,8 +124,9 @@ impl Mounted {
         Ok(false)
     }
 
-    /// Lets the kernel write all pages that programs have changed.
-    fn write_back(&self) -> io::Result<()> {
+    /// Lets the kernel write all pages that programs have changed. Waits for answers of the session, like
+    /// [`Mounted::stop`].
+    pub fn write_back(&self) -> io::Result<()> {
         let root = File::open(&self.point)?;
         let device = root.metadata()?.dev();
         let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));

@@ -6,12 +6,17 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::future::poll_fn;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::thread::{self, JoinHandle};
 
 use fuser::INodeNo;
+use sealblock_runtime_reactor::Mailbox;
+
+use crate::mounted::Mounted;
 
 /// Tells the kernel of changes that were not made by its requests for them: by ioctl, or by the filesystem itself.
 ///
@@ -21,6 +26,7 @@ use fuser::INodeNo;
 pub struct Notifier {
     root: u64,
     queue: Arc<Queue>,
+    mounted: Arc<Mounted>,
 }
 
 #[derive(Default)]
@@ -48,8 +54,31 @@ enum Notice {
 
 impl Notifier {
     /// For a filesystem with this root. Nobody is told until [`Notifier::start`].
-    pub(crate) fn new(root: u64) -> Notifier {
-        Notifier { root, queue: Arc::default() }
+    pub(crate) fn new(root: u64, mounted: Arc<Mounted>) -> Notifier {
+        Notifier { root, queue: Arc::default(), mounted }
+    }
+
+    /// Lets the kernel write all pages that programs have changed until now, and waits until it has. A task that answers
+    /// a request may wait, as the session goes on to answer; but each of them takes one of the calls that may be in
+    /// flight, and some must be left for the pages.
+    ///
+    /// # Errors
+    /// If the kernel cannot write them, or the mount has ended or is covered by another one.
+    pub async fn write_back(&self) -> io::Result<()> {
+        let done = Arc::<Mailbox<io::Result<()>>>::default();
+        let (mounted, into) = (Arc::clone(&self.mounted), Arc::clone(&done));
+        let write = move || drop(into.push(mounted.write_back()));
+        thread::Builder::new().name("fuse-sync".to_owned()).spawn(write)?;
+        let mut results = Vec::new();
+        poll_fn(|cx| {
+            let taken = done.poll_take(cx, &mut results);
+            match results.pop() {
+                Some(result) => Poll::Ready(result),
+                None if taken == Poll::Ready(false) => Poll::Ready(Err(io::Error::other("the thread ended"))),
+                None => Poll::Pending,
+            }
+        })
+        .await
     }
 
     /// The attributes of an inode and its content, or a directory's entries, have changed. Pages that were written but
@@ -136,11 +165,17 @@ fn tell(kernel: &fuser::Notifier, notice: &Notice) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+
+    fn notifier() -> Notifier {
+        Notifier::new(256, Arc::new(Mounted::new(PathBuf::from("/nowhere"), None)))
+    }
 
     #[test]
     fn the_same_notice_is_one_and_the_root_has_the_kernels_number() {
-        let notifier = Notifier::new(256);
+        let notifier = notifier();
         for _ in 0..3 {
             notifier.inode(300);
             notifier.attributes(256);
@@ -153,7 +188,7 @@ mod tests {
 
     #[test]
     fn closing_ends_the_thread_and_drops_what_comes_later() {
-        let notifier = Notifier::new(256);
+        let notifier = notifier();
         notifier.inode(300);
         let (queue, closing) = (Arc::clone(&notifier.queue), notifier.clone());
         assert!(queue.take().is_some());

@@ -144,6 +144,10 @@ impl Session {
     pub fn mount(point: &Path, root: u64, options: &Options) -> Result<Session, MountError> {
         let failed = |source| MountError::Mount { point: point.display().to_string(), source };
         let canonical = point.canonicalize().map_err(failed)?;
+        // Linux mounts on a file, too, but nothing that is below the root could then be reached.
+        if !canonical.is_dir() {
+            return Err(failed(ErrorKind::NotADirectory.into()));
+        }
         let limit = options.calls.clamp(1, MAX_CALLS);
         let (calls, permits) = (Arc::<Mailbox<Call>>::default(), Permits::new(limit));
         let forgets = Arc::<Mailbox<Forget>>::default();
@@ -160,7 +164,7 @@ impl Session {
             writes,
         };
         let (session, helper) = begin(&canonical, side, options).map_err(failed)?;
-        let (finish, notifier) = (FinishGuard(Arc::clone(&calls)), Notifier::new(root));
+        let finish = FinishGuard(Arc::clone(&calls));
         let kernel = session.notifier();
         let is_writable = options.write.is_some();
         let run = move || {
@@ -175,6 +179,7 @@ impl Session {
         });
         let thread = Some(thread.map_err(failed)?);
         let (mounted, write) = (Arc::new(Mounted::new(canonical, helper)), options.write.clone());
+        let notifier = Notifier::new(root, Arc::clone(&mounted));
         // From here on, dropping the session unmounts.
         let mut session =
             Session { mounted, calls, forgets, permits, writeback, write, notifier, thread, notices: None };

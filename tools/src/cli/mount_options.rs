@@ -31,6 +31,7 @@ impl FromStr for MountOptions {
     type Err = String;
 
     fn from_str(text: &str) -> Result<MountOptions, String> {
+        let mut has_interval = false;
         let mut options = MountOptions {
             writes: false,
             commit_interval: COMMIT_INTERVAL,
@@ -53,10 +54,23 @@ impl FromStr for MountOptions {
                 "suid" => options.allows_set_id = true,
                 "nosuid" => options.allows_set_id = false,
                 "allow_other" => options.allow_other = true,
-                _ => options.commit_interval = commit_interval(option)?,
+                _ => {
+                    options.commit_interval = commit_interval(option)?;
+                    has_interval = true;
+                }
             }
         }
-        Ok(options)
+        let for_changes = [
+            (options.discards, "discard"),
+            (options.writes_through, "writethrough"),
+            (options.allows_devices, "dev"),
+            (options.allows_set_id, "suid"),
+            (has_interval, "commit"),
+        ];
+        match for_changes.into_iter().find(|(is_set, _)| *is_set && !options.writes) {
+            Some((_, name)) => Err(format!("{name} is only for mounts with rw")),
+            None => Ok(options),
+        }
     }
 }
 
@@ -64,7 +78,8 @@ impl FromStr for MountOptions {
 fn commit_interval(option: &str) -> Result<Duration, String> {
     let Some(seconds) = option.strip_prefix("commit=") else {
         return Err(format!(
-            "{option:?} is not an option; they are ro, rw, commit=SECONDS, discard, writethrough, dev, suid and allow_other"
+            "{option:?} is not an option; they are ro, rw, commit=SECONDS, [no]discard, writethrough, [no]dev, [no]suid \
+             and allow_other"
         ));
     };
     let in_range = seconds.parse().ok().filter(|seconds| (1..=MAX_COMMIT_S).contains(seconds));
@@ -90,6 +105,11 @@ mod tests {
             ("commit=0", "1 to 300"),
             ("commit=301", "1 to 300"),
             ("commit=x", "1 to"),
+            ("commit=3", "commit is only for mounts with rw"),
+            ("rw,discard,ro", "discard is only"),
+            ("writethrough", "writethrough is only"),
+            ("suid", "suid is only"),
+            ("ro,dev", "dev is only"),
         ] {
             assert!(of(bad).unwrap_err().contains(why), "{bad}");
         }

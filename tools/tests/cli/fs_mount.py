@@ -9,7 +9,7 @@ import time
 SYNC, CLONE = 0xB700, 0x4020B701
 CREATE, DELETE, SNAPSHOT = 0xC108B702, 0x4108B703, 0xC118B704
 GET_FLAGS, SET_FLAGS, TRIM = 0x80086601, 0x40086602, 0xC0185879
-NO_COW = 0x00800000
+NO_COW, APPEND, IMMUTABLE = 0x00800000, 0x20, 0x10
 
 os.chdir(sys.argv[1])
 top = os.open(".", os.O_RDONLY)
@@ -82,8 +82,60 @@ with open("nocow", "wb") as file:
         copied += os.copy_file_range(reading, target, 100000 - copied, copied, copied)
 assert open("copy", "rb").read() == b"z" * 100000
 
+# A snapshot has what was written before it, also what only the kernel had.
+late = os.open("late", os.O_RDWR | os.O_CREAT)
+os.write(late, b"before")
+fcntl.ioctl(top, SNAPSHOT, named(b"whole", os.stat(".").st_ino, 1))
+comes(lambda: os.path.exists("whole/late"))
+assert open("whole/late", "rb").read() == b"before"
+fcntl.ioctl(top, DELETE, named(b"whole"))
+os.close(late)
+
+# What may be written to a file is decided when it is opened, and then it is written.
+log = os.open("log", os.O_RDWR | os.O_CREAT)
+os.write(log, b"one")
+fcntl.ioctl(log, SET_FLAGS, struct.pack("=Q", APPEND))
+os.pwrite(log, b"ONE", 0)
+os.fsync(log)
+with open("log", "ab") as file:
+    file.write(b"two")
+    file.flush()
+    os.fsync(file.fileno())
+assert open("log", "rb").read() == b"ONEtwo"
+fails(errno.EPERM, os.open, "log", os.O_WRONLY)
+fails(errno.EPERM, os.open, "log", os.O_WRONLY | os.O_APPEND | os.O_TRUNC)
+fails(errno.EPERM, os.truncate, "log", 0)
+fcntl.ioctl(log, SET_FLAGS, struct.pack("=Q", IMMUTABLE))
+fails(errno.EPERM, os.open, "log", os.O_RDWR | os.O_APPEND)
+os.close(log)
+log = os.open("log", os.O_RDONLY)
+fcntl.ioctl(log, SET_FLAGS, struct.pack("=Q", 0))
+os.close(log)
+os.remove("log")
+os.remove("late")
+
+# A subvolume stays while a file of it is open.
+held = os.open("other/held", os.O_RDWR | os.O_CREAT)
+os.write(held, b"x" * 5000)
+fails(errno.EBUSY, fcntl.ioctl, top, DELETE, named(b"other"))
 os.remove("other/file")
-os.rmdir("other")
+os.remove("other/held")
+fails(errno.EBUSY, os.rmdir, "other")
+os.fsync(held)
+os.close(held)
+
+
+def is_removed(name):
+    # The kernel tells a moment later that a file was closed.
+    try:
+        os.rmdir(name)
+    except OSError as failed:
+        assert failed.errno == errno.EBUSY, failed
+        return False
+    return True
+
+
+comes(lambda: is_removed("other"))
 fcntl.ioctl(top, DELETE, named(b"sub"))
 fails(errno.ENOENT, fcntl.ioctl, top, DELETE, named(b"sub"))
 (empty,) = struct.unpack_from("=Q", fcntl.ioctl(top, CREATE, named(b"empty")))

@@ -23,6 +23,15 @@ use crate::view::Items;
 /// The most bytes that are compressed for one change.
 const MAX_COMPRESSED_STEP: u64 = 4 << 20;
 
+/// How bytes are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WriteMode {
+    /// The times of the file change. Otherwise the caller sets them.
+    pub sets_times: bool,
+    /// The file was opened when it could be changed, so flags of the inode that forbid changes do not count.
+    pub is_open: bool,
+}
+
 /// What a step of a write needs to know.
 struct WritePlan {
     info: FileInfo,
@@ -45,11 +54,14 @@ impl Transaction {
         &mut self,
         lock: &FileLock,
         (at, left): (u64, u64),
-        may_write_in_place: bool,
+        (is_open, may_write_in_place): (bool, bool),
     ) -> Result<WritePlan, ChangeError> {
         let stored = self.file_info(lock.file())?.stored_size();
         let (size, planned) = (lock.state().size(stored), lock.state().planned_size(stored));
-        let info = self.file_to_change(lock.file(), at >= size)?;
+        let info = match is_open {
+            true => self.open_file_to_change(lock.file())?,
+            false => self.file_to_change(lock.file(), at >= size)?,
+        };
         let method = self.compression_of(lock.file(), &info)?;
         let most = if method.is_some() { MAX_COMPRESSED_STEP } else { MAX_EXTENT_BYTES };
         let end = at + left;
@@ -146,10 +158,10 @@ impl Engine {
     /// If there is no space, no copy of a sector can be written, it is not a regular file, or it must not be changed.
     /// The file is as it was then; only what was to be written in place may have both old and new sectors.
     pub async fn write(&self, root: u64, ino: u64, offset: u64, data: Slice) -> Result<u64, EngineError> {
-        self.write_as(root, ino, (offset, data), true).await
+        self.write_as(root, ino, (offset, data), WriteMode { sets_times: true, is_open: false }).await
     }
 
-    /// As [`Engine::write`], but the times of the file change only if `sets_times`. Otherwise the caller sets them.
+    /// As [`Engine::write`], in this mode.
     ///
     /// # Errors
     /// As for [`Engine::write`].
@@ -158,7 +170,7 @@ impl Engine {
         root: u64,
         ino: u64,
         (offset, data): (u64, Slice),
-        sets_times: bool,
+        mode: WriteMode,
     ) -> Result<u64, EngineError> {
         let (id, bytes) = (FileId { root, ino }, data.len() as u64);
         if bytes == 0 {
@@ -169,7 +181,7 @@ impl Engine {
         let mut done = 0;
         while done < bytes {
             let step = (offset + done, data.slice(done as usize..));
-            match self.write_step(&lock, &own, step, sets_times).await {
+            match self.write_step(&lock, &own, step, mode).await {
                 Ok(written) => done += written,
                 Err(error) if done == 0 || matches!(error, EngineError::Stopped(_)) => {
                     self.write_failed(&lock, own).await;
@@ -222,9 +234,9 @@ impl Engine {
         lock: &Rc<FileLock>,
         own: &OrderedWrite,
         (at, data): (u64, Slice),
-        sets_times: bool,
+        WriteMode { sets_times, is_open }: WriteMode,
     ) -> Result<u64, EngineError> {
-        let (plan, in_place_write) = self.plan_write(lock, (at, data.len() as u64)).await?;
+        let (plan, in_place_write) = self.plan_write(lock, (at, data.len() as u64), is_open).await?;
         if plan.may_be_inline && self.write_inline(lock, &plan, (at, &data), sets_times).await? {
             return Ok(data.len() as u64);
         }
@@ -252,14 +264,15 @@ impl Engine {
         &self,
         lock: &FileLock,
         rest: (u64, u64),
+        is_open: bool,
     ) -> Result<(WritePlan, Option<Rc<InPlaceWrite>>), EngineError> {
-        let plan = self.change(|transaction| transaction.plan_write(lock, rest, false)).await?;
+        let plan = self.change(|transaction| transaction.plan_write(lock, rest, (is_open, false))).await?;
         if !plan.wants_in_place {
             return Ok((plan, None));
         }
         // Whether it may be is looked at when no snapshot can come in between.
         let write = Rc::new(self.while_waiting(self.data().in_place.begin(lock.file().root)).await);
-        let plan = self.change(|transaction| transaction.plan_write(lock, rest, true)).await?;
+        let plan = self.change(|transaction| transaction.plan_write(lock, rest, (is_open, true))).await?;
         Ok((plan, Some(write)))
     }
 

@@ -62,6 +62,12 @@ impl Writable<'_> {
 
     /// Deletes the subvolume at a place. Its nodes are dropped when the kernel knows no inode of it. Returns its number.
     pub(super) async fn delete_subvolume(&self, directory: InodeId, name: &[u8]) -> Result<u64, FsError> {
+        // There would be nowhere to write what programs still write.
+        if let Some(Resolved::Subvolume(root)) = self.resolve(directory, name).await?
+            && self.numbers.of_subvolume(root).is_some_and(|numbers| self.known.has_open(numbers))
+        {
+            return Err(refused(libc::EBUSY, "a file of the subvolume is open"));
+        }
         let place = SubvolumePlace { root: directory.root, place: Place { directory: directory.ino, name } };
         let deleted = self.engine.delete_subvolume(place, now()).await.map_err(to_fuse_error)?;
         self.has_dead.set(true);
@@ -143,7 +149,9 @@ impl WriteFs for Writable<'_> {
     async fn create(&self, new: NewInode<'_>, mode: OpenMode) -> Result<(Attributes, Opened), FsError> {
         let id = self.create_inode(new, NewFile::Regular).await?;
         let handle = if mode.writes { WRITES } else { 0 };
-        Ok((self.attributes_of(id).await?, Opened { handle }))
+        let attributes = self.attributes_of(id).await?;
+        self.known.open(attributes.ino);
+        Ok((attributes, Opened { handle }))
     }
 
     async fn make(&self, new: NewInode<'_>, content: Content<'_>) -> Result<Attributes, FsError> {

@@ -29,6 +29,8 @@ const NAME_BYTES: usize = 256;
 /// Bytes of the arguments of commands for subvolumes: a number and a name, and then two more numbers.
 const SUBVOLUME_BYTES: usize = 8 + NAME_BYTES;
 const SNAPSHOT_BYTES: usize = SUBVOLUME_BYTES + 16;
+/// The number of snapshots that may wait at once for the kernel to write its pages.
+const MOST_WRITING_BACK: usize = 8;
 /// Bytes of the extended flags: 4 of flags, and then what other filesystems have.
 const EXTENDED_BYTES: usize = 28;
 
@@ -275,11 +277,26 @@ impl Writable<'_> {
         for id in [source, directory] {
             self.check_owner(caller, id).await?;
         }
+        // What programs have written may still be in the kernel's cache.
+        self.write_back().await?;
         let new = NewSnapshot { source: source.root, uuid: self.new_uuid()?, is_read_only };
         let to = SubvolumePlace { root: directory.root, place: Place { directory: directory.ino, name } };
         let made = self.engine.create_snapshot(new, to, now()).await.map_err(to_fuse_error)?;
         self.tell(directory, Some(name));
         Ok(argument.answer(made))
+    }
+
+    /// Lets the kernel write what programs have written. Each command that waits for that takes one of the requests that
+    /// the mount answers at once, so there must not be many.
+    async fn write_back(&self) -> Result<(), FsError> {
+        let Some(notifier) = self.notifier.get() else { return Ok(()) };
+        if self.writing_back.get() >= MOST_WRITING_BACK {
+            return Err(refused(libc::EBUSY, "too many snapshots at once"));
+        }
+        self.writing_back.set(self.writing_back.get() + 1);
+        let written = notifier.write_back().await;
+        self.writing_back.set(self.writing_back.get() - 1);
+        written.map_err(|error| refused(libc::EIO, format!("the kernel does not write its pages: {error}")))
     }
 
     fn new_uuid(&self) -> Result<[u8; 16], FsError> {

@@ -1,6 +1,6 @@
 //! Changes of the data of files, and what makes them durable.
 
-use sealblock_btrfs_engine::data::{FilePlace, now};
+use sealblock_btrfs_engine::data::{FilePlace, WriteMode, now};
 use sealblock_btrfs_engine::engine::EngineError;
 use sealblock_btrfs_engine::inode::{AttributeChanges, without_set_id};
 use sealblock_btrfs_format::items::inode::InodeFlags;
@@ -26,11 +26,20 @@ impl Writable<'_> {
         if (mode.writes || mode.truncates) && self.is_read_only(file.root).await? {
             return Err(refused(libc::EROFS, "the subvolume is read-only"));
         }
+        // Later writes may come from the kernel's cache, when a program can no longer be refused anything.
+        let flags = item.flags();
+        if (mode.writes || mode.truncates) && flags.contains(InodeFlags::IMMUTABLE) {
+            return Err(refused(libc::EPERM, "the file is immutable"));
+        }
+        if (mode.truncates || mode.writes && !mode.appends) && flags.contains(InodeFlags::APPEND) {
+            return Err(refused(libc::EPERM, "the file is append-only"));
+        }
         if mode.truncates {
             self.drop_rights(number, file, mode.kills_set_id).await?;
             self.engine.truncate(file.root, file.ino, 0).await.map_err(to_write_error)?;
         }
-        let is_synchronous = item.flags().contains(InodeFlags::SYNC);
+        self.known.open(number);
+        let is_synchronous = flags.contains(InodeFlags::SYNC);
         Ok(if mode.writes { WRITES } else { 0 } | if is_synchronous { IS_SYNCHRONOUS } else { 0 })
     }
 
@@ -78,7 +87,8 @@ impl Writable<'_> {
         let mut done = 0;
         while done < data.len() {
             let rest = (offset.saturating_add(done as u64), data.slice(done..));
-            let written = self.engine.write_as(file.root, file.ino, rest, sets_times).await;
+            let mode = WriteMode { sets_times, is_open: true };
+            let written = self.engine.write_as(file.root, file.ino, rest, mode).await;
             done += written.map_err(to_write_error)? as usize;
         }
         Ok(())

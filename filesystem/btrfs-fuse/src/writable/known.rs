@@ -14,6 +14,8 @@ struct InodeUse {
     is_orphan: bool,
     /// True if it has no capabilities, so that a write need not look for them.
     has_no_capabilities: bool,
+    /// How often it is open.
+    opens: u64,
 }
 
 /// The inodes that the kernel knows, by their numbers.
@@ -48,6 +50,25 @@ impl Known {
         self.0.borrow_mut().remove(&number).is_some_and(|inode| inode.is_orphan)
     }
 
+    /// An inode is opened.
+    pub fn open(&self, number: u64) {
+        let mut all = self.0.borrow_mut();
+        let inode = all.entry(number).or_default();
+        inode.opens = inode.opens.saturating_add(1);
+    }
+
+    /// What was opened is closed.
+    pub fn close(&self, number: u64) {
+        if let Some(inode) = self.0.borrow_mut().get_mut(&number) {
+            inode.opens = inode.opens.saturating_sub(1);
+        }
+    }
+
+    /// True if one of these inodes is open.
+    pub fn has_open(&self, numbers: RangeInclusive<u64>) -> bool {
+        self.0.borrow().range(numbers).any(|(_, inode)| inode.opens > 0)
+    }
+
     /// The inodes without names.
     pub fn orphans(&self) -> Vec<u64> {
         self.0.borrow().iter().filter(|(_, inode)| inode.is_orphan).map(|(number, _)| *number).collect()
@@ -62,6 +83,18 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_inode_is_open_until_each_opening_is_closed() {
+        let known = Known::default();
+        known.open(5);
+        known.open(5);
+        known.close(5);
+        assert!(known.has_open(0..=5) && !known.has_open(6..=9));
+        known.close(5);
+        known.close(5);
+        assert!(!known.has_open(0..=9));
+    }
 
     #[test]
     fn an_inode_is_known_until_it_is_forgotten() {

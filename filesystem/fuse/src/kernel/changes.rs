@@ -14,6 +14,7 @@ use crate::interface::{Kind, Time};
 pub const MAX_COPY_BYTES: u64 = (u32::MAX - 4095) as u64;
 
 // Flags of open(2).
+const O_APPEND: i32 = OFlags::APPEND.bits() as i32;
 const O_TRUNC: i32 = OFlags::TRUNC.bits() as i32;
 const O_DIRECT: i32 = OFlags::DIRECT.bits() as i32;
 /// Linux has this number on all of our machines; `rustix` has that of O_SYNC for both.
@@ -41,6 +42,7 @@ pub fn open_mode(flags: OpenFlags, kills_set_id: bool) -> OpenMode {
     OpenMode {
         reads: access != OpenAccMode::O_WRONLY,
         writes: access != OpenAccMode::O_RDONLY,
+        appends: flags.0 & O_APPEND != 0,
         truncates,
         is_direct: flags.0 & O_DIRECT != 0,
         kills_set_id: truncates && kills_set_id,
@@ -168,7 +170,9 @@ mod tests {
         let of = |flags| open_mode(OpenFlags(flags), true);
         assert_eq!(of(0), OpenMode { reads: true, ..OpenMode::default() });
         assert_eq!(of(1), OpenMode { writes: true, ..OpenMode::default() });
-        let truncating = OpenMode { reads: true, writes: true, truncates: true, is_direct: false, kills_set_id: true };
+        let appending = OpenMode { reads: true, writes: true, appends: true, ..OpenMode::default() };
+        assert_eq!(of(2 | O_APPEND), appending);
+        let truncating = OpenMode { truncates: true, appends: false, kills_set_id: true, ..appending };
         assert_eq!(of(2 | O_TRUNC), truncating);
         assert_eq!(open_mode(OpenFlags(2 | O_TRUNC), false), OpenMode { kills_set_id: false, ..truncating });
         assert_eq!(of(O_DIRECT | O_SYNC), OpenMode { reads: true, is_direct: true, ..OpenMode::default() });

@@ -89,6 +89,7 @@ async fn remove_one(writer: &Writer, arguments: &FsRm, entry: &Entry, removed: &
         (Resolved::Inode(ino), FileType::Directory) => {
             let below = writer.nested.below(root, ino);
             check_directory(arguments, entry, &below)?;
+            check_deletable(writer, entry, &below, None).await?;
             delete_below(writer, &below, removed).await?;
             Tree::new(writer, entry, removed).remove(ino).await?;
         }
@@ -102,7 +103,9 @@ async fn remove_one(writer: &Writer, arguments: &FsRm, entry: &Entry, removed: &
                 let refused = entry.refused(Cause::Refused, ACTION, &format!("it is subvolume {id}"));
                 return Err(refused.advise("`sealblock fs subvolume delete`, or -r --subvolumes"));
             }
-            delete_below(writer, &writer.nested.below_subvolume(id), removed).await?;
+            let below = writer.nested.below_subvolume(id);
+            check_deletable(writer, entry, &below, Some(id)).await?;
+            delete_below(writer, &below, removed).await?;
             delete_entry(writer, entry).await?;
             removed.subvolumes.push(id);
         }
@@ -162,6 +165,30 @@ fn report_interrupted(removed: &Removed) {
     let subvolumes = subvolumes.len();
     let how_far = format!("after {files} files, {directories} directories and {subvolumes} subvolumes");
     interrupt::report("removing", how_far, "the same command removes the rest");
+}
+
+/// Before the first subvolume goes: refuses to delete several of which one cannot be deleted.
+pub(super) async fn check_deletable(
+    writer: &Writer,
+    entry: &Entry,
+    below: &[&Placed],
+    own: Option<u64>,
+) -> Result<(), StackError> {
+    if below.is_empty() {
+        return Ok(());
+    }
+    let default = writer.engine.default_subvolume().await.map_err(entry.failed("delete"))?;
+    if let Some(id) = below.iter().map(|one| one.id).chain(own).find(|id| *id == default) {
+        return Err(entry.refused(Cause::Refused, "delete", &format!("subvolume {id} is the default subvolume")));
+    }
+    for one in below {
+        if writer.engine.is_read_only(one.parent).await.map_err(entry.failed("delete"))? {
+            let (id, parent) = (one.id, one.parent);
+            let why = format!("subvolume {id} is in subvolume {parent}, which is read-only");
+            return Err(entry.refused(Cause::Refused, "delete", &why));
+        }
+    }
+    Ok(())
 }
 
 /// Deletes these subvolumes, in this order.

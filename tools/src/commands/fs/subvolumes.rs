@@ -18,7 +18,7 @@ use super::info::{SubvolumeReport, subvolume_reports, subvolume_text};
 use super::names::ownership;
 use super::paths::{Entry, Node, own_name};
 use super::place::{printable, with_filesystem};
-use super::remove::{Removed, delete_below, delete_entry};
+use super::remove::{Removed, check_deletable, delete_below, delete_entry};
 use super::write::{Done, Order, Writer, change, engine_error, now};
 use crate::cli::{FsSnapshot, FsSubvolume, FsSubvolumeCommand, FsSubvolumeCreate, FsSubvolumeDelete, FsSubvolumeList};
 use crate::exit::Exit;
@@ -144,7 +144,9 @@ fn delete(arguments: &FsSubvolumeDelete) -> Result<Exit, StackError> {
             if arguments.recursive
                 && let Some(Resolved::Subvolume(id)) = entry.found.map(|found| found.target)
             {
-                delete_below(writer, &writer.nested.below_subvolume(id), &mut removed).await?;
+                let below = writer.nested.below_subvolume(id);
+                check_deletable(writer, &entry, &below, Some(id)).await?;
+                delete_below(writer, &below, &mut removed).await?;
             }
             let id = delete_entry(writer, &entry).await?;
             removed.subvolumes.push(id);
