@@ -70,6 +70,9 @@ pub struct AttributeChanges {
     pub mtime: Option<Timespec>,
     /// The last change of the inode; `None` for the time of the plan.
     pub ctime: Option<Timespec>,
+    /// These are the times of writes to a file that was opened when it could be changed, so flags of the inode that forbid
+    /// changes do not count.
+    pub is_of_write: bool,
     /// True if what gives a program the rights of its owner goes, as with a change of owner or data: the set-user-ID bit,
     /// the set-group-ID bit if the group may execute the file, and its capabilities. Directories keep them.
     pub kills_set_id: bool,
@@ -205,7 +208,9 @@ impl<V: Items> Plan<'_, V> {
 
     fn change_attributes(&mut self, ino: u64, changes: &AttributeChanges) -> Result<InodeItem, PlanError> {
         let inode = self.inode(ino)?;
-        self.check_protection(ino, &inode, true)?;
+        if !changes.is_of_write {
+            self.check_protection(ino, &inode, true)?;
+        }
         if changes.permissions.is_some_and(|bits| bits & !PERMISSION_MASK != 0) {
             return Err(PlanError::InvalidArgument("permissions of more than 12 bits"));
         }

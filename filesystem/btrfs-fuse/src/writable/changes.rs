@@ -124,6 +124,11 @@ fn attribute_changes(changes: &Changes, now: Timespec) -> AttributeChanges {
         NewTime::Now => now,
         NewTime::At(time) => stored_time(time),
     };
+    // The kernel sends the times of writes that it had in its cache like those that a program sets.
+    let is_of_write = changes.mtime.is_some()
+        && [changes.uid, changes.gid, changes.mode.map(u32::from)].iter().all(Option::is_none)
+        && changes.atime.is_none()
+        && changes.size_bytes.is_none();
     AttributeChanges {
         permissions: changes.mode.map(u32::from),
         uid: changes.uid,
@@ -132,6 +137,7 @@ fn attribute_changes(changes: &Changes, now: Timespec) -> AttributeChanges {
         mtime: changes.mtime.map(time),
         ctime: changes.ctime.map(stored_time),
         kills_set_id: changes.kills_set_id,
+        is_of_write,
     }
 }
 

@@ -66,6 +66,7 @@ pub(super) fn attributes(about: &Metadata) -> AttributeChanges {
         mtime: Some(time(about.mtime(), about.mtime_nsec())),
         ctime: None,
         kills_set_id: false,
+        is_of_write: false,
     }
 }
 
