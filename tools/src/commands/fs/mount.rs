@@ -16,7 +16,7 @@ use sealblock_stack::identity::new_uuid;
 use sealblock_stack::{Cause, StackError, on_reactor};
 
 use super::place::{resolve, say_state, with_filesystem};
-use super::write::engine_error;
+use super::write::{engine_error, note_damage};
 use crate::cli::FsMount;
 use crate::exit::{Exit, note_lacking};
 use crate::report::{note, note_lost_answers, say};
@@ -80,11 +80,14 @@ async fn serve_changes(arguments: &FsMount, open: &OpenFilesystem) -> Result<Exi
     let exit = served(arguments, ended);
     closed?;
     let damage = [open.filesystem.take_bad_copies(), engine.take_bad_copies()].concat();
-    damage.iter().for_each(|copy| tracing::debug!(%copy, "a damaged copy, of which others are good"));
+    note_damage(&damage);
     let failed = engine.failed_devices();
     failed.iter().for_each(|id| note(&format_args!("device {id} could not be written, and lacks changes")));
     let lacks = open.targets().iter().map(note_lacking).fold(!failed.is_empty(), |any, lacks| any | lacks);
-    Ok(exit?.unless_lacking(lacks))
+    Ok(match exit?.unless_lacking(lacks) {
+        Exit::Clean | Exit::Incomplete if !damage.is_empty() => Exit::DamageFound,
+        exit => exit,
+    })
 }
 
 /// The directory that is mounted.

@@ -97,7 +97,7 @@ pub(super) fn change<D: Done>(
     if order.json {
         print_json(&report.as_json(name))?;
     } else {
-        report.note_damage();
+        note_damage(&report.damage);
         let text = report.done.text();
         if !text.is_empty() {
             say(&text)?;
@@ -124,13 +124,6 @@ impl<D: Done> Outcome<D> {
             damage: self.damage.iter().map(ToString::to_string).collect(),
             failed_devices: self.failed.clone(),
             interrupted: self.stopped,
-        }
-    }
-
-    fn note_damage(&self) {
-        self.damage.iter().take(MAX_NOTED).for_each(|copy| note(&format_args!("damaged: {copy}")));
-        if let Some(more) = self.damage.len().checked_sub(MAX_NOTED).filter(|more| *more > 0) {
-            note(&format_args!("{more} more damaged copies; `sealblock fs verify` finds all"));
         }
     }
 }
@@ -166,6 +159,14 @@ async fn run<D: Done>(
         (false, true) => done.exit().unless_lacking(lacks),
     };
     Ok((Outcome { done, transaction, damage, failed, stopped: writer.stopped.get() }, exit))
+}
+
+/// Reports copies that were found damaged, or could not be written.
+pub(super) fn note_damage(damage: &[BadCopy]) {
+    damage.iter().take(MAX_NOTED).for_each(|copy| note(&format_args!("damaged: {copy}")));
+    if let Some(more) = damage.len().checked_sub(MAX_NOTED).filter(|more| *more > 0) {
+        note(&format_args!("{more} more damaged copies; `sealblock fs verify` finds all"));
+    }
 }
 
 /// The first name, if all are in one filesystem.
