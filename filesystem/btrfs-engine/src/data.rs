@@ -29,6 +29,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use sealblock_btrfs_format::item_changes::ItemChanges;
 use sealblock_btrfs_format::items::directory::FileType;
 use sealblock_btrfs_format::items::inode::InodeFlags;
@@ -96,6 +97,12 @@ impl Transaction {
     /// As for [`Transaction::file_info`]; also if it or the subvolume must not be changed.
     pub(crate) fn file_to_change(&mut self, id: FileId, grows: bool) -> Result<FileInfo, ChangeError> {
         let info = self.file_info(id)?;
+        self.check_changeable(id, &info, grows)?;
+        Ok(info)
+    }
+
+    /// Checks that a file and its subvolume may be changed.
+    fn check_changeable(&self, id: FileId, info: &FileInfo, grows: bool) -> Result<(), ChangeError> {
         let refuse = |flag| Err(PlanError::Protected { ino: id.ino, flag }.into());
         let root_flags = self.root_item(id.root).map_or(0, |(_, item)| item.head.flags.get());
         let root_flags = RootFlags::from_bits_retain(root_flags);
@@ -104,7 +111,7 @@ impl Transaction {
             () if info.has(InodeFlags::READONLY | InodeFlags::VERITY) => refuse("read-only"),
             () if info.has(InodeFlags::IMMUTABLE) => refuse("immutable"),
             () if info.has(InodeFlags::APPEND) && !grows => refuse("append-only"),
-            () => Ok(info),
+            () => Ok(()),
         }
     }
 
@@ -238,9 +245,17 @@ impl Engine {
 
     /// Locks bytes of a file.
     async fn lock(&self, id: FileId, ranges: Vec<LockRange>) -> Rc<FileLock> {
+        self.lock_at_once(id, ranges).await.0
+    }
+
+    /// As [`Engine::lock`]. Returns also true if there was nothing to wait for, so that nothing changed meanwhile.
+    async fn lock_at_once(&self, id: FileId, ranges: Vec<LockRange>) -> (Rc<FileLock>, bool) {
         let lock = self.data().files.request(id, ranges);
-        self.while_waiting(lock.granted()).await;
-        Rc::new(lock)
+        let is_held = lock.granted().now_or_never().is_some();
+        if !is_held {
+            self.while_waiting(lock.granted()).await;
+        }
+        (Rc::new(lock), is_held)
     }
 
     /// Locks a whole file, and stores its size if the inode's item does not have it.
@@ -270,14 +285,16 @@ impl Engine {
         .await
     }
 
-    /// Commits if the changes so far need too much memory.
+    /// Commits if the changes so far need too much memory. At half of it the first one who comes commits, and others go
+    /// on with the next transaction meanwhile.
     async fn limit_dirty(&self) -> Result<(), EngineError> {
         let (bytes, generation) = {
             let transaction = self.transaction().borrow();
             let node_bytes = transaction.geometry().node_bytes as usize;
             (transaction.nodes.dirty_count().saturating_mul(node_bytes), transaction.generation())
         };
-        if bytes > self.options().max_dirty_bytes {
+        let most = self.options().max_dirty_bytes;
+        if bytes > most || bytes > most / 2 && !self.is_committing() {
             self.commit_through(generation).await?;
         }
         Ok(())

@@ -38,6 +38,19 @@ impl<'a> InnerMut<'a> {
         Ok(InnerMut { bytes })
     }
 
+    /// Opens a node that [`InnerMut::open`] or [`InnerMut::create`] opened before, and that only edits changed since: they
+    /// kept what was checked then. Builds with debug assertions check it again.
+    ///
+    /// # Errors
+    /// If it is not an inner node.
+    pub fn reopen(bytes: &'a mut [u8]) -> Result<InnerMut<'a>, EditError> {
+        if cfg!(debug_assertions) {
+            return InnerMut::open(bytes);
+        }
+        check_level(Node::decode(bytes)?.header())?;
+        Ok(InnerMut { bytes })
+    }
+
     /// Makes a node without pointers of the whole buffer, with this header. A node needs a pointer before it is
     /// written.
     ///

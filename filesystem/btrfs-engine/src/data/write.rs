@@ -47,9 +47,10 @@ impl Transaction {
         (at, left): (u64, u64),
         may_write_in_place: bool,
     ) -> Result<WritePlan, ChangeError> {
-        let stored = self.file_info(lock.file())?.stored_size();
+        let info = self.file_info(lock.file())?;
+        let stored = info.stored_size();
         let (size, planned) = (lock.state().size(stored), lock.state().planned_size(stored));
-        let info = self.file_to_change(lock.file(), at >= size)?;
+        self.check_changeable(lock.file(), &info, at >= size)?;
         let method = self.compression_of(lock.file(), &info)?;
         let most = if method.is_some() { MAX_COMPRESSED_STEP } else { MAX_EXTENT_BYTES };
         let end = at + left;
@@ -57,7 +58,6 @@ impl Transaction {
         let view = self.view(lock.file().root)?;
         let map = FileMap::new(info.file, &view);
         let range = map.parts(info.sectors(&(at..step_end)), ITEMS_OF_A_STEP)?;
-        let (is_inline, has_extents) = form_of(&map, &info)?;
         let most_inline = if method.is_some() { info.sector() } else { MAX_INLINE_BYTES };
         let fits = planned.max(end) <= most_inline && !info.has(InodeFlags::NODATACOW);
         let candidates = range.parts().iter().filter(|part| may_be_in_place(&info, part));
@@ -69,8 +69,8 @@ impl Transaction {
             info,
             size,
             bytes: at..step_end.min(range.range().end),
-            is_inline,
-            may_be_inline: fits && !has_extents,
+            is_inline: map.is_inline()?,
+            may_be_inline: fits && !form_of(&map, &info)?.1,
             in_place,
             wants_in_place: !may_write_in_place && candidates.count() > 0,
             method,
@@ -193,8 +193,8 @@ impl Engine {
         };
         loop {
             let range = look().await?;
-            let lock = self.lock(id, vec![LockRange::exclusive(range.clone())]).await;
-            if look().await?.start >= range.start {
+            let (lock, is_new) = self.lock_at_once(id, vec![LockRange::exclusive(range.clone())]).await;
+            if is_new || look().await?.start >= range.start {
                 return Ok(lock);
             }
         }

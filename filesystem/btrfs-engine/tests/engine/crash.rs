@@ -17,6 +17,9 @@ use crate::drop;
 use crate::items::Attributes;
 use crate::{assert_scrubbed, findings, images_of, open_devices};
 
+/// Bytes of a node, unless an option says otherwise.
+const NODE_BYTES: usize = 16_384;
+
 fn open(state: &CrashState) -> Filesystem {
     let devices = state.images.iter().enumerate().map(|(index, image)| image.device(&format!("crashed {index}")));
     open_devices(devices).unwrap_or_else(|error| panic!("state {} {:?}: {error}", state.index, state.survivors()))
@@ -160,21 +163,26 @@ fn what_a_lost_write_leaves_of_a_lost_transaction_is_found() {
     let is_found =
         |image: &Image| open_devices([image.device("lost write")]).map_or(true, |opened| !findings(&opened).is_empty());
     let mut lost = 0;
-    for request in again.log().requests().iter().filter(|one| one.kind == RequestKind::Write) {
+    let log = again.log();
+    let writes = log.requests().iter().filter(|one| one.kind == RequestKind::Write);
+    // One request has several nodes.
+    let nodes = writes.flat_map(|request| &request.pieces).flat_map(|piece| {
+        let range = piece.range();
+        range.clone().step_by(NODE_BYTES).map(move |start| start..range.end.min(start + NODE_BYTES as u64))
+    });
+    for range in nodes {
         let (mut image, mut damaged) = (again.images().remove(0), again.images().remove(0));
-        for range in request.pieces.iter().map(|piece| piece.range()) {
-            let mut before = vec![0; (range.end - range.start) as usize];
-            damaged.write(range.start, &vec![0xff; before.len()]);
-            cut_off.read(range.start, &mut before);
-            image.write(range.start, &before);
-        }
-        let is_superblock = request.pieces.iter().any(|piece| COPY_OFFSETS.contains(&piece.offset));
+        let mut before = vec![0; (range.end - range.start) as usize];
+        damaged.write(range.start, &vec![0xff; before.len()]);
+        cut_off.read(range.start, &mut before);
+        image.write(range.start, &before);
+        let is_superblock = COPY_OFFSETS.contains(&range.start);
         let is_same = image.has_same_content(&again.images()[0]);
         // What is replaced later in the same mount is no part of the filesystem, and damage to it does not matter.
         if is_superblock || is_same || !is_found(&damaged) {
             continue;
         }
-        assert!(is_found(&image), "the lost write of {:?} is not found", request.pieces[0].range());
+        assert!(is_found(&image), "the lost write of {range:?} is not found");
         lost += 1;
     }
     println!("{lost} lost writes are found");
