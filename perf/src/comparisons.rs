@@ -3,6 +3,7 @@
 mod against;
 mod amplification;
 mod btrfs;
+mod btrfs_write;
 mod contender;
 mod fairness;
 mod guards;
@@ -26,8 +27,8 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use options::{
-    AmplificationOptions, BtrfsOptions, FileOptions, MirrorSizeOptions, NbdOptions, RemoteOptions, RestartOptions,
-    VerifyLinuxOptions,
+    AmplificationOptions, BtrfsOptions, BtrfsWriteOptions, FileOptions, MirrorSizeOptions, NbdOptions, RemoteOptions,
+    RestartOptions, VerifyLinuxOptions,
 };
 
 /// Compares a claim of the project with a baseline measured in the same run.
@@ -61,6 +62,10 @@ pub enum Claim {
     VerifyLinux(VerifyLinuxOptions),
     /// A Btrfs filesystem read in this process, compared with the kernel's mount of it.
     Btrfs(BtrfsOptions),
+    /// A Btrfs filesystem changed in this process, and through FUSE, compared with the kernel's mount.
+    BtrfsWrite(BtrfsWriteOptions),
+    /// Data written to Btrfs whose checksums are computed while they are being written, compared with before that.
+    BtrfsSums(BtrfsWriteOptions),
     /// A stripe of two members, compared with both members alone.
     Stripe(FileOptions),
     /// A mirror of two replicas, compared with the same devices without a mirror, written at the same time.
@@ -96,6 +101,8 @@ pub fn run(command: Command) -> anyhow::Result<()> {
         Claim::Verify(options) => verify::run(&options)?,
         Claim::VerifyLinux(options) => verify_linux::run(&options)?,
         Claim::Btrfs(options) => btrfs::run(&options)?,
+        Claim::BtrfsWrite(options) => btrfs_write::run(&options)?,
+        Claim::BtrfsSums(options) => btrfs_write::sums::run(&options)?,
         Claim::Stripe(options) => stripe::run(&options)?,
         Claim::Mirror(options) => mirror::run(&options)?,
         Claim::MirrorSize(options) if !options.server.is_empty() => mirror_served::run(&options)?,

@@ -31,6 +31,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use sealblock_btrfs_format::item_changes::ItemChanges;
 use sealblock_btrfs_format::items::directory::FileType;
 use sealblock_btrfs_format::items::inode::InodeFlags;
@@ -101,28 +102,21 @@ impl Transaction {
     /// # Errors
     /// As for [`Transaction::file_info`]; also if it or the subvolume must not be changed.
     pub(crate) fn file_to_change(&mut self, id: FileId, grows: bool) -> Result<FileInfo, ChangeError> {
-        let info = self.open_file_to_change(id)?;
-        let refuse = |flag| Err(PlanError::Protected { ino: id.ino, flag }.into());
-        match () {
-            () if info.has(InodeFlags::IMMUTABLE) => refuse("immutable"),
-            () if info.has(InodeFlags::APPEND) && !grows => refuse("append-only"),
-            () => Ok(info),
-        }
+        let info = self.file_info(id)?;
+        self.check_changeable(id, &info)?;
+        check_flags(&info, grows)?;
+        Ok(info)
     }
 
-    /// A regular file that was opened when its flags allowed to change it.
-    ///
-    /// # Errors
-    /// As for [`Transaction::file_to_change`], but for flags that programs set.
-    fn open_file_to_change(&mut self, id: FileId) -> Result<FileInfo, ChangeError> {
-        let info = self.file_info(id)?;
+    /// Checks that a file and its subvolume may be changed, as far as programs do not decide that by flags.
+    fn check_changeable(&self, id: FileId, info: &FileInfo) -> Result<(), ChangeError> {
         let refuse = |flag| Err(PlanError::Protected { ino: id.ino, flag }.into());
         let root_flags = self.root_item(id.root).map_or(0, |(_, item)| item.head.flags.get());
         let root_flags = RootFlags::from_bits_retain(root_flags);
         match () {
             () if root_flags.contains(RootFlags::READONLY) => refuse(OF_READ_ONLY_SUBVOLUME),
             () if info.has(InodeFlags::READONLY | InodeFlags::VERITY) => refuse("read-only"),
-            () => Ok(info),
+            () => Ok(()),
         }
     }
 
@@ -186,6 +180,16 @@ impl Transaction {
             edit.insert(*logical, sums)?;
         }
         Ok(Some(edit.finish()))
+    }
+}
+
+/// Checks the flags by which programs forbid changes of a file.
+fn check_flags(info: &FileInfo, grows: bool) -> Result<(), ChangeError> {
+    let refuse = |flag| Err(PlanError::Protected { ino: info.file.ino, flag }.into());
+    match () {
+        () if info.has(InodeFlags::IMMUTABLE) => refuse("immutable"),
+        () if info.has(InodeFlags::APPEND) && !grows => refuse("append-only"),
+        () => Ok(()),
     }
 }
 
@@ -261,9 +265,17 @@ impl Engine {
 
     /// Locks bytes of a file.
     async fn lock(&self, id: FileId, ranges: Vec<LockRange>) -> Rc<FileLock> {
+        self.lock_at_once(id, ranges).await.0
+    }
+
+    /// As [`Engine::lock`]. Returns also true if there was nothing to wait for, so that nothing changed meanwhile.
+    async fn lock_at_once(&self, id: FileId, ranges: Vec<LockRange>) -> (Rc<FileLock>, bool) {
         let lock = self.data().files.request(id, ranges);
-        self.while_waiting(lock.granted()).await;
-        Rc::new(lock)
+        let is_held = lock.granted().now_or_never().is_some();
+        if !is_held {
+            self.while_waiting(lock.granted()).await;
+        }
+        (Rc::new(lock), is_held)
     }
 
     /// Locks a whole file, and stores its size if the inode's item does not have it.
@@ -293,14 +305,16 @@ impl Engine {
         .await
     }
 
-    /// Commits if the changes so far need too much memory.
+    /// Commits if the changes so far need too much memory. At half of it the first one who comes commits, and others go
+    /// on with the next transaction meanwhile.
     pub(crate) async fn limit_dirty(&self) -> Result<(), EngineError> {
         let (bytes, generation) = {
             let transaction = self.transaction().borrow();
             let node_bytes = transaction.geometry().node_bytes as usize;
             (transaction.nodes.dirty_count().saturating_mul(node_bytes), transaction.generation())
         };
-        if bytes > self.options().max_dirty_bytes {
+        let most = self.options().max_dirty_bytes;
+        if bytes > most || bytes > most / 2 && !self.is_committing() {
             self.commit_through(generation).await?;
         }
         Ok(())

@@ -19,9 +19,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::Condition;
+use sealblock_block::{Condition, yield_once};
 use sealblock_btrfs::devices::DeviceSet;
 use sealblock_btrfs::replicas::Storage;
 use sealblock_btrfs::{BadCopy, CopyFault, Filesystem, FsError};
@@ -45,8 +47,10 @@ use crate::open;
 use crate::space::{SpaceError, Use};
 use crate::transaction::{ChangeError, Transaction};
 
-/// The number of nodes that are written at once.
-const NODES_IN_FLIGHT: usize = 64;
+/// The bytes of neighbouring nodes that are written by one request.
+const NODE_WRITE_BYTES: usize = 512 << 10;
+/// The number of these requests at once.
+const NODE_WRITES_IN_FLIGHT: usize = 16;
 /// The maximum number of damaged copies that are remembered.
 const MAX_BAD_COPIES: usize = 10_000;
 
@@ -61,8 +65,11 @@ pub enum EngineError {
     Read(#[from] FsError),
     /// Nothing can be written any more. The filesystem is as the last commit left it.
     #[error("nothing is written any more: {0}")]
-    Stopped(Rc<str>),
+    Stopped(Arc<str>),
 }
+
+/// Waits until the requests that were begun are with the devices.
+pub type Submitted = fn() -> LocalBoxFuture<'static, ()>;
 
 /// Options for opening.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +83,9 @@ pub struct EngineOptions {
     pub max_dirty_bytes: usize,
     /// True if the checksums of data are computed before the data are written, and not meanwhile. [default: false]
     pub sync_csum: bool,
+    /// An executor may send requests only when no task computes: then nothing is in flight while a checksum is computed,
+    /// unless this is waited for first. [default: other tasks run once]
+    pub submitted: Option<Submitted>,
 }
 
 /// The default of [`EngineOptions::max_dirty_bytes`].
@@ -84,7 +94,8 @@ const DEFAULT_DIRTY_BYTES: usize = 64 << 20;
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
         let cache_bytes = sealblock_btrfs::nodes::DEFAULT_CACHE_BYTES;
-        EngineOptions { cache_bytes, discards: false, max_dirty_bytes: DEFAULT_DIRTY_BYTES, sync_csum: false }
+        let max_dirty_bytes = DEFAULT_DIRTY_BYTES;
+        EngineOptions { cache_bytes, discards: false, max_dirty_bytes, sync_csum: false, submitted: None }
     }
 }
 
@@ -105,7 +116,7 @@ pub struct Engine {
     changes_before: Cell<u64>,
     /// The superblocks of the devices without failures, by their transactions.
     supers: RefCell<BTreeMap<u64, u64>>,
-    stopped: RefCell<Option<Rc<str>>>,
+    stopped: RefCell<Option<Arc<str>>>,
     /// True if a change failed half-way, so that the open transaction contradicts itself.
     is_torn: Cell<bool>,
     bad_copies: RefCell<Vec<BadCopy>>,
@@ -152,6 +163,7 @@ impl Engine {
         for id in opened.trees {
             engine.change(|transaction| transaction.open_tree(id)).await?;
         }
+        engine.devices.restore_copies().await;
         engine.commit().await?;
         Ok(engine)
     }
@@ -169,6 +181,14 @@ impl Engine {
     /// Its devices.
     pub fn devices(&self) -> &DeviceSet {
         &self.devices
+    }
+
+    /// Waits until the requests that were begun are with the devices, and learns which have completed.
+    pub(crate) async fn submitted(&self) {
+        match self.options.submitted {
+            Some(submitted) => submitted().await,
+            None => yield_once().await,
+        }
     }
 
     pub(crate) fn data(&self) -> &DataState {
@@ -379,6 +399,11 @@ impl Engine {
         self.commit_alone().await
     }
 
+    /// True if a transaction is being committed.
+    pub(crate) fn is_committing(&self) -> bool {
+        self.is_committing.get()
+    }
+
     async fn commit_alone(&self) -> Result<u64, EngineError> {
         self.check_stopped()?;
         self.poll_abandoned_once().await;
@@ -460,8 +485,8 @@ impl Engine {
     async fn write_frozen(&self, frozen: Frozen) -> Result<u64, EngineError> {
         let Frozen { nodes, mut superblock, pinned, removed, storage, devices } = frozen;
         let storage = &storage;
-        let writes = nodes.iter().map(|(bytenr, bytes)| async move { storage.write(*bytenr, bytes).await });
-        let mut writes = stream::iter(writes).buffer_unordered(NODES_IN_FLIGHT);
+        let writes = neighbours(&nodes).map(|run| async move { storage.write(run[0].0, &joined(run)).await });
+        let mut writes = stream::iter(writes).buffer_unordered(NODE_WRITES_IN_FLIGHT);
         while let Some(written) = writes.next().await {
             let judged = self.judge_write(storage, written, true);
             judged.map_err(|error| self.stop(format!("a node cannot be written: {error}")))?;
@@ -546,6 +571,24 @@ enum Way {
     Settle,
     /// To read it.
     Read,
+}
+
+/// Nodes by rising addresses, in groups without gaps.
+fn neighbours(nodes: &[(u64, Slice)]) -> impl Iterator<Item = &[(u64, Slice)]> {
+    let touch = |(one, bytes): &(u64, Slice), (other, _): &(u64, Slice)| one + bytes.len() as u64 == *other;
+    let most = nodes.first().map_or(1, |(_, bytes)| (NODE_WRITE_BYTES / bytes.len().max(1)).max(1));
+    nodes.chunk_by(touch).flat_map(move |run| run.chunks(most))
+}
+
+/// The bytes of neighbouring nodes.
+fn joined(nodes: &[(u64, Slice)]) -> Slice {
+    match nodes {
+        [(_, bytes)] => bytes.clone(),
+        _ => {
+            let parts: Vec<&[u8]> = nodes.iter().map(|(_, bytes)| &bytes[..]).collect();
+            Slice::copy_from(&parts.concat())
+        }
+    }
 }
 
 /// A transaction that is being written.

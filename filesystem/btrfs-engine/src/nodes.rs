@@ -7,7 +7,8 @@
 //!   that an operation needs, and tries the operation again, finds it and every other that it read before.
 //! - A clean node passed the checker when it was read. Whether it is the node that a parent names is checked at each use.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use sealblock_runtime_memory::{Buffer, Slice};
 
@@ -24,12 +25,52 @@ struct Clean {
     pins: u32,
 }
 
+/// Something of nodes by their addresses. Each look-up of an item looks for some nodes.
+type ByAddress<T> = HashMap<u64, T, AddressHashes>;
+
+/// Makes hashes of addresses. The seed keeps a filesystem from having addresses whose hashes are equal.
+#[derive(Clone)]
+struct AddressHashes(u64);
+
+impl Default for AddressHashes {
+    fn default() -> AddressHashes {
+        AddressHashes(RandomState::new().hash_one(0_u64))
+    }
+}
+
+impl BuildHasher for AddressHashes {
+    type Hasher = AddressHasher;
+
+    fn build_hasher(&self) -> AddressHasher {
+        AddressHasher(self.0)
+    }
+}
+
+/// The hash of an address.
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, address: u64) {
+        // 2^64 divided by the golden ratio. The high half of the product has all bits of the address in it.
+        let product = u128::from(self.0 ^ address) * 0x9E37_79B9_7F4A_7C15;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// Nodes by their addresses.
 pub struct Nodes {
     node_bytes: u32,
-    dirty: BTreeMap<u64, Buffer>,
-    frozen: BTreeMap<u64, Slice>,
-    clean: HashMap<u64, Clean>,
+    dirty: ByAddress<Buffer>,
+    frozen: ByAddress<Slice>,
+    clean: ByAddress<Clean>,
     /// The clean nodes in the order in which they are looked at for dropping. May have addresses that are gone.
     order: VecDeque<u64>,
     most_clean: usize,
@@ -130,11 +171,14 @@ impl Nodes {
         mut finish: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
     ) -> Result<Vec<(u64, Slice)>, E> {
         debug_assert!(self.frozen.is_empty(), "one transaction is written at a time");
+        let mut frozen = Vec::with_capacity(self.dirty.len());
         for (bytenr, mut bytes) in std::mem::take(&mut self.dirty) {
             finish(bytenr, &mut bytes)?;
-            self.frozen.insert(bytenr, bytes.freeze());
+            frozen.push((bytenr, bytes.freeze()));
         }
-        Ok(self.frozen.iter().map(|(bytenr, bytes)| (*bytenr, bytes.clone())).collect())
+        frozen.sort_unstable_by_key(|(bytenr, _)| *bytenr);
+        self.frozen.extend(frozen.iter().cloned());
+        Ok(frozen)
     }
 
     /// The frozen nodes were written: they are clean.

@@ -79,14 +79,22 @@ impl Transaction {
         let own: u64 = costs.iter().map(|cost| self.nodes_of(cost)).sum();
         let roots = self.open_trees();
         let fixed = 2 * own + data_refs + self.refs.len() as u64;
-        let of = |tree, changes: u64, bytes: u64| self.nodes_of(&TreeCost { tree, changes, bytes: changes * bytes });
+        // The sizes of trees are the same in each step.
+        let tree = |tree: u64, bytes: u64| {
+            let size = self.size_of(tree);
+            move |changes: u64| self.nodes_of_size(size, changes, changes.saturating_mul(bytes))
+        };
+        let extents = tree(objectid::EXTENT_TREE, EXTENT_ITEM_BYTES);
+        let free_space = tree(objectid::FREE_SPACE_TREE, FREE_SPACE_BYTES);
+        let group_items = tree(self.group_tree(), GROUP_ITEM_BYTES);
+        let root_items = tree(objectid::ROOT_TREE, ROOT_ITEM_BYTES)(roots);
         let (mut heads, mut commit) = (fixed, 0);
         for _ in 0..MAX_STEPS {
             let groups = heads.min(self.space.group_count());
-            commit = of(objectid::EXTENT_TREE, heads, EXTENT_ITEM_BYTES)
-                + of(objectid::FREE_SPACE_TREE, 2 * heads, FREE_SPACE_BYTES)
-                + of(self.group_tree(), groups, GROUP_ITEM_BYTES)
-                + of(objectid::ROOT_TREE, roots, ROOT_ITEM_BYTES)
+            commit = extents(heads)
+                + free_space(heads.saturating_mul(2))
+                + group_items(groups)
+                + root_items
                 + CONVERSION_LEAVES * groups;
             let next = fixed.saturating_add(2 * commit);
             if next == heads {
@@ -99,15 +107,19 @@ impl Transaction {
 
     /// The nodes of one tree that changes may make.
     fn nodes_of(&self, cost: &TreeCost) -> u64 {
-        if cost.changes == 0 {
+        self.nodes_of_size(self.size_of(cost.tree), cost.changes, cost.bytes)
+    }
+
+    /// As [`Transaction::nodes_of`], for a tree with a root of this level and so many nodes at most.
+    fn nodes_of_size(&self, (level, nodes): (u8, u64), changes: u64, bytes: u64) -> u64 {
+        if changes == 0 {
             return 0;
         }
-        let (level, nodes) = self.size_of(cost.tree);
         let height = u64::from(level) + 1;
-        let copied = cost.changes.saturating_mul(height).min(nodes);
+        let copied = changes.saturating_mul(height).min(nodes);
         // A leaf that is split is at least half full afterwards, as are the nodes above.
         let half = (leaf_capacity(self.geometry().node_bytes) / 2).max(1) as u64;
-        let leaves = cost.bytes.div_ceil(half);
+        let leaves = bytes.div_ceil(half);
         copied + leaves + leaves.div_ceil(50) + height + 1
     }
 }

@@ -14,6 +14,8 @@
 //!   joins a neighbour only if that is in memory, because an operation cannot wait.
 //! - Nodes have no references here. Whoever allocates and frees them counts these.
 
+mod path;
+
 use std::ops::{DerefMut, RangeInclusive};
 
 use sealblock_btrfs_format::checker::Expected;
@@ -26,6 +28,8 @@ use sealblock_btrfs_format::leaf_edit::LeafMut;
 use sealblock_btrfs_format::leaf_split::{LeafSplit, merge};
 use sealblock_btrfs_format::node::{HEADER_BYTES, Header, ITEM_HEAD_BYTES, KeyPointer, Node, flags, leaf_capacity};
 use sealblock_btrfs_format::superblock::MAX_LEVELS;
+
+use path::{Path, Step};
 
 /// Why an operation was not applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -141,16 +145,6 @@ pub struct Tree {
     /// Bytes of a node.
     pub node_bytes: u32,
 }
-
-/// A node on the way to a key, and the index of the child, pointer or item in it.
-#[derive(Clone, Copy, Debug)]
-struct Step {
-    bytenr: u64,
-    slot: usize,
-}
-
-/// Nodes from the root to a leaf.
-type Path = Vec<Step>;
 
 /// Where a key is, or would be.
 struct Found {
@@ -359,11 +353,11 @@ impl Tree {
             let bytenr = expected.bytenr;
             if node.header().level == 0 {
                 let found = node.items().binary_search_by_key(&key, |item| item.key());
-                path.push(Step { bytenr, slot: found.unwrap_or_else(|slot| slot) });
+                path.push(Step { bytenr, slot: found.unwrap_or_else(|slot| slot) })?;
                 return Ok(Found { path, found: found.is_ok(), before });
             }
             let slot = node.pointers().partition_point(|pointer| pointer.key() <= key).saturating_sub(1);
-            path.push(Step { bytenr, slot });
+            path.push(Step { bytenr, slot })?;
             before = node.pointers().get(slot + 1).map(KeyPointer::key).or(before);
             let child = Expected::of_child(&node, slot, expected.owner);
             expected = child.ok_or(TreeError::Edit { bytenr, error: EditError::Slot { slot, count: 0 } })?;
@@ -411,7 +405,7 @@ impl Tree {
         let mut path = Path::new();
         let (mut bytenr, mut at) = (self.root.bytenr, self.root.level);
         while at >= level.max(1) {
-            path.push(Step { bytenr, slot: 0 });
+            path.push(Step { bytenr, slot: 0 })?;
             bytenr = pointer(nodes, Step { bytenr, slot: 0 })?.blockptr.get();
             at -= 1;
         }
@@ -582,8 +576,7 @@ impl Tree {
         let pointer = KeyPointer::new(first, old, self.header.generation.get());
         edit_inner(nodes, new, |inner| inner.insert(0, pointer))?;
         (self.root.bytenr, self.root.level) = (new, level);
-        path.insert(0, Step { bytenr: new, slot: 0 });
-        Ok(())
+        path.grow(Step { bytenr: new, slot: 0 })
     }
 
     /// Lets the pointers above the node at `depth` follow its first key.
@@ -717,7 +710,8 @@ fn edit_leaf<T>(
     edit: impl FnOnce(&mut LeafMut) -> Result<T, EditError>,
 ) -> Result<T, TreeError> {
     let bytes = nodes.get_mut(bytenr).ok_or(TreeError::Gone(bytenr))?;
-    let result = LeafMut::open(bytes).and_then(|mut leaf| edit(&mut leaf));
+    // A dirty node was opened when it was made.
+    let result = LeafMut::reopen(bytes).and_then(|mut leaf| edit(&mut leaf));
     result.map_err(|error| TreeError::Edit { bytenr, error })
 }
 
@@ -727,7 +721,7 @@ fn edit_inner<T>(
     edit: impl FnOnce(&mut InnerMut) -> Result<T, EditError>,
 ) -> Result<T, TreeError> {
     let bytes = nodes.get_mut(bytenr).ok_or(TreeError::Gone(bytenr))?;
-    let result = InnerMut::open(bytes).and_then(|mut inner| edit(&mut inner));
+    let result = InnerMut::reopen(bytes).and_then(|mut inner| edit(&mut inner));
     result.map_err(|error| TreeError::Edit { bytenr, error })
 }
 

@@ -46,6 +46,20 @@ impl<'a> InnerMut<'a> {
         Ok(InnerMut { node: buffer })
     }
 
+    /// Opens a node that [`InnerMut::open`] or [`InnerMut::create`] opened before, and that only edits changed since: they
+    /// kept what was checked then. Builds with debug assertions check it again.
+    ///
+    /// # Errors
+    /// If it is not an inner node.
+    pub fn reopen(bytes: &'a mut [u8]) -> Result<InnerMut<'a>, EditError> {
+        if cfg!(debug_assertions) {
+            return InnerMut::open(bytes);
+        }
+        let node = NodeBuffer::new(bytes)?;
+        check_level(Node::decode(node.bytes())?.header())?;
+        Ok(InnerMut { node })
+    }
+
     /// Makes a node without pointers of the whole buffer, with this header. A node needs a pointer before it is
     /// written.
     ///

@@ -61,6 +61,22 @@ impl<'a> LeafMut<'a> {
         Ok(LeafMut { node: buffer })
     }
 
+    /// Opens a leaf that [`LeafMut::open`] or [`LeafMut::create`] opened before, and that only edits changed since: they
+    /// kept what was checked then. Builds with debug assertions check it again.
+    ///
+    /// # Errors
+    /// If it is not a leaf.
+    pub fn reopen(bytes: &'a mut [u8]) -> Result<LeafMut<'a>, EditError> {
+        if cfg!(debug_assertions) {
+            return LeafMut::open(bytes);
+        }
+        let node = NodeBuffer::new(bytes)?;
+        match Node::decode(node.bytes())?.header().level {
+            0 => Ok(LeafMut { node }),
+            level => Err(EditError::Level(level)),
+        }
+    }
+
     /// Makes an empty leaf of the whole buffer, with this header, whose level must be 0.
     ///
     /// # Errors

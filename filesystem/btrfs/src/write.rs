@@ -52,6 +52,11 @@ impl Storage {
             let written = self.devices.write(located.copies[mirror], piece, Durability::Volatile).await;
             written.err().map(|fault| self.bad_copy(at, &located, mirror, fault))
         };
+        // Most writes are one request.
+        let writes = match <[_; 1]>::try_from(writes) {
+            Ok([only]) => return Ok(write(only).await.into_iter().collect()),
+            Err(writes) => writes,
+        };
         let failed = stream::iter(writes).map(write).buffer_unordered(IN_FLIGHT);
         Ok(failed.filter_map(|bad| async { bad }).collect().await)
     }
@@ -183,6 +188,34 @@ impl DeviceSet {
             flushed.err().map(|fault| (devid, fault))
         };
         join_all(devids.iter().map(|devid| flush(*devid))).await.into_iter().flatten().collect()
+    }
+
+    /// Writes the copies of the superblock behind the first one anew where one of them is damaged or old, and makes them
+    /// durable. To be done before the first one is written: a power cut may damage that, and then there must be another.
+    /// Where the first one is damaged itself, another copy is what counts, and all stay as they are.
+    pub async fn restore_copies(&self) {
+        let is_bad = |devid, is_first| {
+            let bad = self.bad_superblocks().iter();
+            bad.filter(|copy| copy.place.devid == devid).any(|copy| (copy.mirror == 1) == is_first)
+        };
+        let devices =
+            self.iter().filter(|(devid, device)| !device.is_stale && is_bad(*devid, false) && !is_bad(*devid, true));
+        let mut restored = Vec::new();
+        for (devid, device) in devices {
+            let bytes = device.device.geometry().capacity_bytes();
+            let end = device.item.total_bytes.get();
+            let inside = |offset: &u64| offset + (SUPERBLOCK_BYTES as u64) < end;
+            for offset in copy_offsets(bytes).skip(1).filter(inside) {
+                let copy = Slice::copy_from(self.superblock().copy_for(&device.item, offset).as_bytes());
+                if let Err(fault) = self.write(Place { devid, offset }, copy, Durability::Volatile).await {
+                    tracing::warn!(devid, %fault, "a copy of the superblock cannot be written");
+                }
+            }
+            restored.push(devid);
+        }
+        for (devid, fault) in self.flush(&restored).await {
+            tracing::warn!(devid, %fault, "copies of the superblock may not be durable");
+        }
     }
 
     /// Writes a superblock to these devices: first the first copy of each, durable when written, and when those of all

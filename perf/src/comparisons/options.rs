@@ -140,6 +140,38 @@ pub struct BtrfsOptions {
     pub rounds: u32,
 }
 
+/// Filesystems that are written.
+#[derive(Args, Clone)]
+pub struct BtrfsWriteOptions {
+    /// A `sealblock` whose `fs mount -o rw` is a contender.
+    #[arg(long)]
+    pub fuse: Option<PathBuf>,
+    /// Directory of the image, which is removed afterwards, and of the mounts.
+    #[arg(long, default_value = "/dev/shm")]
+    pub dir: PathBuf,
+    /// Bytes of the image.
+    #[arg(long, default_value = "4GiB")]
+    pub image: ByteCount,
+    /// Bytes of the files of a load.
+    #[arg(long, default_value = "256MiB")]
+    pub size: ByteCount,
+    /// Files that are created, looked up and deleted.
+    #[arg(long, default_value_t = 20_000)]
+    pub files: u64,
+    /// Seconds of one turn.
+    #[arg(long, default_value_t = 2.0)]
+    pub seconds: f64,
+    /// Rounds, in each of which every contender has one turn under each load.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
+    /// The checksum: crc32c, xxhash, sha256, blake2.
+    #[arg(long, default_value = "crc32c")]
+    pub csum: String,
+    /// Only loads whose name contains this.
+    #[arg(long, default_value = "")]
+    pub only: String,
+}
+
 /// Two ends of a connection.
 #[derive(Args, Clone)]
 pub struct RemoteOptions {

@@ -11,7 +11,7 @@
 use std::future::poll_fn;
 use std::ops::Range;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
@@ -27,8 +27,11 @@ use crate::transaction::ChangeError;
 
 /// The number of extents that are written at once.
 const EXTENTS_IN_FLIGHT: usize = 16;
-/// Bytes whose checksums are computed before the writes in flight are looked at.
+/// Bytes whose checksums are computed before the clock is looked at. For a write of no more it is not worth while to
+/// wait until it is in flight.
 const SUM_STEP_BYTES: usize = 64 << 10;
+/// The time for which checksums are computed before the writes in flight are looked at.
+const SUM_STEP: Duration = Duration::from_micros(50);
 /// The longest extent, as in Linux.
 pub(super) const MAX_EXTENT_BYTES: u64 = 128 << 20;
 
@@ -131,6 +134,11 @@ pub(super) fn write_all(storage: Storage, extents: Vec<(u64, Content)>, held: im
                 Content::Zeroes(bytes) => storage.write_zeroes(logical, bytes).await,
             }
         };
+        if let [(logical, content)] = &extents[..] {
+            let outcome = write((*logical, content.clone())).await;
+            drop(held);
+            return outcome;
+        }
         let mut writes = stream::iter(extents).map(write).buffer_unordered(EXTENTS_IN_FLIGHT);
         let mut outcome = Ok(Vec::new());
         // All of them are waited for, whatever becomes of one.
@@ -154,29 +162,56 @@ pub(super) async fn sums_in_flight(
 ) -> (Vec<(u64, Vec<u8>)>, WriteOutcome) {
     let (engine, mut all) = (reserved.engine, Vec::with_capacity(extents.len()));
     let is_synchronous = engine.options().sync_csum;
+    let is_long = extents.iter().map(|(_, content)| content.bytes()).sum::<u64>() > SUM_STEP_BYTES as u64;
     let mut outcome = if is_synchronous { None } else { reserved.step().await };
+    let is_in_flight = !is_synchronous && is_long && outcome.is_none();
+    if is_in_flight {
+        engine.submitted().await;
+    }
+    let mut clock = SumClock { begun: Instant::now(), is_in_flight };
     for (logical, content) in extents {
         // Zeroes are only written to files without checksums.
         let Content::Bytes(data) = content else { continue };
         let mut sums = Vec::with_capacity(data.len() / sector_bytes * checksum.bytes());
         for part in data.chunks(SUM_STEP_BYTES) {
-            let begun = Instant::now();
             for sector in part.chunks(sector_bytes) {
                 sums.extend_from_slice(checksum.compute(sector).as_bytes());
             }
-            let time = begun.elapsed();
-            if outcome.is_none() && !is_synchronous {
-                outcome = reserved.step().await;
+            if clock.is_in_flight && clock.begun.elapsed() >= SUM_STEP {
+                outcome = clock.look(reserved).await;
             }
-            engine.data().counters.add_sum_time(time, outcome.is_none() && !is_synchronous);
         }
         all.push((*logical, sums));
     }
-    let outcome = match outcome {
+    let outcome = match clock.look(reserved).await.or(outcome) {
         Some(outcome) => outcome,
         None => reserved.completed().await,
     };
     (all, outcome)
+}
+
+/// Counts the time for checksums.
+struct SumClock {
+    begun: Instant,
+    /// True if the write had not completed when it was looked at last.
+    is_in_flight: bool,
+}
+
+impl SumClock {
+    /// Counts the time since the last look: it is hidden if the write was in flight, and still is. Returns the outcome
+    /// of the write if it has completed since.
+    async fn look(&mut self, reserved: &mut Reserved<'_>) -> Option<WriteOutcome> {
+        let (engine, time) = (reserved.engine, self.begun.elapsed());
+        let mut outcome = None;
+        if self.is_in_flight {
+            engine.submitted().await;
+            outcome = reserved.step().await;
+            self.is_in_flight = outcome.is_none();
+        }
+        engine.data().counters.add_sum_time(time, self.is_in_flight);
+        self.begun = Instant::now();
+        outcome
+    }
 }
 
 impl Engine {

@@ -13,7 +13,7 @@ use super::compress::inline_part;
 use super::files::{InPlaceWrite, OrderedWrite};
 use super::io::MAX_EXTENT_BYTES;
 use super::put::{InPlaceRun, Piece, Put, Written};
-use super::{FileChange, FileId, FileInfo, FileLock, ITEMS_OF_A_STEP, LockRange};
+use super::{FileChange, FileId, FileInfo, FileLock, ITEMS_OF_A_STEP, LockRange, check_flags};
 use crate::engine::{Engine, EngineError};
 use crate::file_map::{FileMap, FileMapError, MAX_INLINE_BYTES, Mapping, Order};
 use crate::nocow::{NocowError, NocowTest};
@@ -56,12 +56,13 @@ impl Transaction {
         (at, left): (u64, u64),
         (is_open, may_write_in_place): (bool, bool),
     ) -> Result<WritePlan, ChangeError> {
-        let stored = self.file_info(lock.file())?.stored_size();
+        let info = self.file_info(lock.file())?;
+        let stored = info.stored_size();
         let (size, planned) = (lock.state().size(stored), lock.state().planned_size(stored));
-        let info = match is_open {
-            true => self.open_file_to_change(lock.file())?,
-            false => self.file_to_change(lock.file(), at >= size)?,
-        };
+        self.check_changeable(lock.file(), &info)?;
+        if !is_open {
+            check_flags(&info, at >= size)?;
+        }
         let method = self.compression_of(lock.file(), &info)?;
         let most = if method.is_some() { MAX_COMPRESSED_STEP } else { MAX_EXTENT_BYTES };
         let end = at + left;
@@ -69,7 +70,6 @@ impl Transaction {
         let view = self.view(lock.file().root)?;
         let map = FileMap::new(info.file, &view);
         let range = map.parts(info.sectors(&(at..step_end)), ITEMS_OF_A_STEP)?;
-        let (is_inline, has_extents) = form_of(&map, &info)?;
         let most_inline = if method.is_some() { info.sector() } else { MAX_INLINE_BYTES };
         let fits = planned.max(end) <= most_inline && !info.has(InodeFlags::NODATACOW);
         let candidates = range.parts().iter().filter(|part| may_be_in_place(&info, part));
@@ -81,8 +81,8 @@ impl Transaction {
             info,
             size,
             bytes: at..step_end.min(range.range().end),
-            is_inline,
-            may_be_inline: fits && !has_extents,
+            is_inline: map.is_inline()?,
+            may_be_inline: fits && !form_of(&map, &info)?.1,
             in_place,
             wants_in_place: !may_write_in_place && candidates.count() > 0,
             method,
@@ -222,8 +222,8 @@ impl Engine {
         };
         loop {
             let range = look().await?;
-            let lock = self.lock(id, vec![LockRange::exclusive(range.clone())]).await;
-            if look().await?.start >= range.start {
+            let (lock, is_new) = self.lock_at_once(id, vec![LockRange::exclusive(range.clone())]).await;
+            if is_new || look().await?.start >= range.start {
                 return Ok(lock);
             }
         }

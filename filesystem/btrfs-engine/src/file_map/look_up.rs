@@ -151,6 +151,14 @@ impl<'a, T: Items> FileMap<'a, T> {
         Ok(ZeroPlan { rewrite, whole })
     }
 
+    /// True if the file is in its item.
+    ///
+    /// # Errors
+    /// If the item is damaged, or a node is not in memory.
+    pub fn is_inline(&self) -> Result<bool, FileMapError> {
+        Ok(matches!(self.last_below(0)?, Some(Mapping::Inline(_))))
+    }
+
     /// True if an item begins at a byte.
     pub(super) fn starts_at(&self, start: u64) -> Result<bool, FileMapError> {
         Ok(self.items.at(self.file.key(start))?.is_some())

@@ -19,6 +19,9 @@ use crate::drop;
 use crate::items::Attributes;
 use crate::{assert_scrubbed, findings, images_of, open_devices};
 
+/// Bytes of a node, unless an option says otherwise.
+const NODE_BYTES: usize = 16_384;
+
 fn open(state: &CrashState) -> Filesystem {
     let devices = state.images.iter().enumerate().map(|(index, image)| image.device(&format!("crashed {index}")));
     open_devices(devices).unwrap_or_else(|error| panic!("state {} {:?}: {error}", state.index, state.survivors()))
@@ -182,17 +185,21 @@ fn lost_writes(before: &Image) -> Vec<LostWrite> {
         (header.bytenr.get(), header.owner.get(), header.level)
     };
     let mut lost = Vec::new();
-    for request in again.log().requests().iter().filter(|one| one.kind == RequestKind::Write) {
+    let log = again.log();
+    let writes = log.requests().iter().filter(|one| one.kind == RequestKind::Write);
+    // One request has several nodes.
+    let nodes = writes.flat_map(|request| &request.pieces).flat_map(|piece| {
+        let range = piece.range();
+        range.clone().step_by(NODE_BYTES).map(move |start| start..range.end.min(start + NODE_BYTES as u64))
+    });
+    for place in nodes {
         let (mut image, mut damaged) = (whole.clone(), whole.clone());
-        for range in request.pieces.iter().map(|piece| piece.range()) {
-            let mut old = vec![0; (range.end - range.start) as usize];
-            damaged.write(range.start, &vec![0xff; old.len()]);
-            before.read(range.start, &mut old);
-            image.write(range.start, &old);
-        }
-        let place = request.pieces[0].range();
+        let mut old = vec![0; (place.end - place.start) as usize];
+        damaged.write(place.start, &vec![0xff; old.len()]);
+        before.read(place.start, &mut old);
+        image.write(place.start, &old);
         let is_alike = node(before, place.start) == node(&whole, place.start);
-        let is_superblock = request.pieces.iter().any(|piece| COPY_OFFSETS.contains(&piece.offset));
+        let is_superblock = COPY_OFFSETS.contains(&place.start);
         if !is_superblock && !image.has_same_content(&whole) {
             lost.push(LostWrite { place, image, damaged, is_alike });
         }

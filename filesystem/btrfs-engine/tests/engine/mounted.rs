@@ -4,6 +4,7 @@
 use futures_executor::block_on;
 use futures_util::FutureExt;
 use futures_util::future::join;
+use sealblock_btrfs_engine::data::WriteMode;
 use sealblock_btrfs_engine::engine::{Engine, EngineError, EngineOptions};
 use sealblock_btrfs_engine::inode::Ownership;
 use sealblock_btrfs_engine::names::{Place, RenameMode, Renamed};
@@ -21,6 +22,10 @@ const SINGLE: [&str; 2] = ["-m", "single"];
 
 fn time(seconds: i64) -> Timespec {
     Timespec { seconds: seconds.into(), nanoseconds: 0.into() }
+}
+
+fn mode(sets_times: bool) -> WriteMode {
+    WriteMode { sets_times, is_open: true }
 }
 
 fn place(name: &str) -> Place<'_> {
@@ -172,9 +177,9 @@ fn a_write_leaves_the_times_where_that_is_wanted() {
         let written = |engine: &Engine| block_on(engine.stat(ROOT, ino)).unwrap().mtime;
         let before = written(&engine);
         let data = || Slice::copy_from(&vec![1; bytes]);
-        block_on(engine.write_as(ROOT, ino, (0, data()), false)).unwrap();
+        block_on(engine.write_as(ROOT, ino, (0, data()), mode(false))).unwrap();
         assert_eq!((written(&engine), size(&engine, ino)), (before, bytes as u64));
-        block_on(engine.write_as(ROOT, ino, (0, data()), true)).unwrap();
+        block_on(engine.write_as(ROOT, ino, (0, data()), mode(true))).unwrap();
         assert_ne!(written(&engine), before);
     }
 }

@@ -10,7 +10,7 @@ use sealblock_btrfs::inode::{FileKind, Inode};
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
 use sealblock_btrfs_fuse::{Mounted, Writable, WritableOptions};
 use sealblock_fuse::{Ended, MountError, Options, ReadFs, Session, WriteOptions};
-use sealblock_runtime_reactor::{shutdown_signal, sleep};
+use sealblock_runtime_reactor::{shutdown_signal, sleep, submitted};
 use sealblock_stack::filesystem::OpenFilesystem;
 use sealblock_stack::identity::new_uuid;
 use sealblock_stack::{Cause, StackError, on_reactor};
@@ -52,7 +52,11 @@ async fn serve_changes(arguments: &FsMount, open: &OpenFilesystem) -> Result<Exi
     // What it is mounted by is the state before the first commit, in which nothing moves.
     let root = root_of(arguments, open).await?;
     let of_engine = |error| engine_error("write to", &error).on(arguments.place.devices());
-    let options = EngineOptions { discards: arguments.options.discards, ..EngineOptions::default() };
+    let options = EngineOptions {
+        discards: arguments.options.discards,
+        submitted: Some(|| Box::pin(submitted())),
+        ..EngineOptions::default()
+    };
     let engine = Engine::open(&open.filesystem, options).await.map_err(of_engine)?;
     let options = WritableOptions { new_uuid: || new_uuid().map_err(io::Error::other) };
     let writable = Writable::new(&engine, (root.tree.id, root.ino), options).await;

@@ -14,6 +14,7 @@ use sealblock_btrfs_engine::plan::PlanError;
 use sealblock_btrfs_engine::subvolumes::SubvolumeError;
 use sealblock_btrfs_engine::transaction::ChangeError;
 use sealblock_btrfs_format::items::inode::Timespec;
+use sealblock_runtime_reactor::submitted;
 use sealblock_stack::filesystem::{FilesystemName, OpenFilesystem, filesystem_error};
 use sealblock_stack::{Cause, StackError, on_reactor};
 use serde::Serialize;
@@ -140,7 +141,8 @@ async fn run<D: Done>(
         false => Nested::default(),
     };
     let failed = |error| engine_error("write to", &error).on(name.devices());
-    let engine = Engine::open(filesystem, EngineOptions::default()).await.map_err(failed)?;
+    let options = EngineOptions { submitted: Some(|| Box::pin(submitted())), ..EngineOptions::default() };
+    let engine = Engine::open(filesystem, options).await.map_err(failed)?;
     let writer = Writer::new(engine, nested);
     let result = work(&writer).await;
     // A failure of the work comes first; one that stopped the filesystem fails the commit, too.
