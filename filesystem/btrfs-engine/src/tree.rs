@@ -353,11 +353,11 @@ impl Tree {
             let bytenr = expected.bytenr;
             if node.header().level == 0 {
                 let found = node.items().binary_search_by_key(&key, |item| item.key());
-                path.push(Step { bytenr, slot: found.unwrap_or_else(|slot| slot) })?;
+                path.push(Step { bytenr, slot: found.unwrap_or_else(|slot| slot) }).ok_or(TreeError::Height)?;
                 return Ok(Found { path, found: found.is_ok(), before });
             }
             let slot = node.pointers().partition_point(|pointer| pointer.key() <= key).saturating_sub(1);
-            path.push(Step { bytenr, slot })?;
+            path.push(Step { bytenr, slot }).ok_or(TreeError::Height)?;
             before = node.pointers().get(slot + 1).map(KeyPointer::key).or(before);
             let child = Expected::of_child(&node, slot, expected.owner);
             expected = child.ok_or(TreeError::Edit { bytenr, error: EditError::Slot { slot, count: 0 } })?;
@@ -405,7 +405,7 @@ impl Tree {
         let mut path = Path::new();
         let (mut bytenr, mut at) = (self.root.bytenr, self.root.level);
         while at >= level.max(1) {
-            path.push(Step { bytenr, slot: 0 })?;
+            path.push(Step { bytenr, slot: 0 }).ok_or(TreeError::Height)?;
             bytenr = pointer(nodes, Step { bytenr, slot: 0 })?.blockptr.get();
             at -= 1;
         }
@@ -576,7 +576,7 @@ impl Tree {
         let pointer = KeyPointer::new(first, old, self.header.generation.get());
         edit_inner(nodes, new, |inner| inner.insert(0, pointer))?;
         (self.root.bytenr, self.root.level) = (new, level);
-        path.grow(Step { bytenr: new, slot: 0 })
+        path.grow(Step { bytenr: new, slot: 0 }).ok_or(TreeError::Height)
     }
 
     /// Lets the pointers above the node at `depth` follow its first key.

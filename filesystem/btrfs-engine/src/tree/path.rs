@@ -4,8 +4,6 @@ use std::ops::{Deref, DerefMut};
 
 use sealblock_btrfs_format::superblock::MAX_LEVELS;
 
-use super::TreeError;
-
 /// A node on the way to a key, and the index of the child, pointer or item in it.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Step {
@@ -26,24 +24,18 @@ impl Path {
         Path::default()
     }
 
-    /// The next node below.
-    ///
-    /// # Errors
-    /// If no tree has so many levels.
-    pub fn push(&mut self, step: Step) -> Result<(), TreeError> {
-        *self.steps.get_mut(self.len).ok_or(TreeError::Height)? = step;
+    /// The next node below. `None` if no tree has so many levels.
+    pub fn push(&mut self, step: Step) -> Option<()> {
+        *self.steps.get_mut(self.len)? = step;
         self.len += 1;
-        Ok(())
+        Some(())
     }
 
-    /// A new root above all.
-    ///
-    /// # Errors
-    /// If no tree has so many levels.
-    pub fn grow(&mut self, root: Step) -> Result<(), TreeError> {
+    /// A new root above all. `None` if no tree has so many levels.
+    pub fn grow(&mut self, root: Step) -> Option<()> {
         self.push(root)?;
         self.rotate_right(1);
-        Ok(())
+        Some(())
     }
 }
 
@@ -71,7 +63,6 @@ mod tests {
         (1..MAX_LEVELS).for_each(|level| path.push(step(u64::from(level))).unwrap());
         path.grow(step(0)).unwrap();
         assert!(path.iter().map(|step| step.bytenr).eq(0..u64::from(MAX_LEVELS)));
-        assert_eq!(path.push(step(9)), Err(TreeError::Height));
-        assert_eq!((path.grow(step(9)), path.len()), (Err(TreeError::Height), usize::from(MAX_LEVELS)));
+        assert_eq!((path.push(step(9)), path.grow(step(9)), path.len()), (None, None, usize::from(MAX_LEVELS)));
     }
 }
