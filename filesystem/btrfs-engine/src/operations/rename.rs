@@ -80,9 +80,9 @@ impl Engine {
         if from.0 != to.0 {
             return self.move_to_subvolume(from, to, mode, now).await;
         }
-        self.complete_source(from).await?;
+        self.complete_source(from, to).await?;
         if mode == RenameMode::Exchange {
-            self.complete_source(to).await?;
+            self.complete_source(to, from).await?;
         }
         let directories = &[from.1.directory, to.1.directory];
         let operation = Operation { root: from.0, now, directories, frees_space: false };
@@ -107,7 +107,7 @@ impl Engine {
         owner: &Ownership,
         now: Timespec,
     ) -> Result<Renamed, EngineError> {
-        self.complete_source((root, from)).await?;
+        self.complete_source((root, from), (root, to)).await?;
         let directories = &[from.directory, to.directory];
         let operation = Operation { root, now, directories, frees_space: false };
         self.run_operation(operation, |plan| {
@@ -122,14 +122,16 @@ impl Engine {
         .await
     }
 
-    /// The file that is renamed gets its size before it can replace another one, for which writes in flight are waited
-    /// for: after a power cut, the name has one of the two files whole.
-    async fn complete_source(&self, (root, place): End<'_>) -> Result<(), EngineError> {
+    /// The file that is renamed gets its size before it replaces another one, for which writes in flight are waited for:
+    /// after a power cut, the name has one of the two files whole.
+    async fn complete_source(&self, (root, place): End<'_>, to: End<'_>) -> Result<(), EngineError> {
         if !self.has_unfinished_files(root) {
             return Ok(());
         }
-        // What is wrong with the name, the rename itself finds out.
-        if let Ok(Some(found)) = self.lookup(root, place).await
+        // What is wrong with a name, the rename itself finds out.
+        let replaces = matches!(self.lookup(to.0, to.1).await, Ok(Some(_)));
+        if replaces
+            && let Ok(Some(found)) = self.lookup(root, place).await
             && let Resolved::Inode(ino) = found.target
         {
             self.complete_writes(root, ino).await?;
