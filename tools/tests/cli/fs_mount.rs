@@ -68,6 +68,9 @@ fn fill(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// What a program does on the mount, which notes what it synced.
+type Task = fn(&Path, &Log, u64) -> io::Result<()>;
+
 #[test]
 fn what_programs_write_is_there_for_linux() {
     if !can_mount() {
@@ -154,7 +157,7 @@ fn an_open_file_without_a_name_keeps_its_data() {
     let place = new(300 * MIB);
     let serving = Serving::new(&place, "-o rw,commit=1 disk point");
     let data = noise(3, 2_000_000);
-    let file = OpenOptions::new().read(true).write(true).create(true).open(place.path("point/file"));
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(place.path("point/file"));
     let mut file = file.unwrap();
     file.write_all(&data).unwrap();
     fs::remove_file(place.path("point/file")).unwrap();
@@ -312,8 +315,7 @@ fn what_was_synced_survives_the_death_of_the_process() {
     for round in 0..kills {
         let serving = Serving::new(&place, "-o rw,commit=1 disk point");
         let log = Arc::new(Log::default());
-        let tasks: [fn(&Path, &Log, u64) -> io::Result<()>; 4] =
-            [replace_files, overwrite_sectors, make_noise, replace_files];
+        let tasks: [Task; 4] = [replace_files, overwrite_sectors, make_noise, replace_files];
         let tasks = (0_u64..).zip(tasks).map(|(number, task)| {
             let (folder, log) = (point.join(format!("task{number}")), Arc::clone(&log));
             thread::spawn(move || task(&folder, &log, round << 8 | number))

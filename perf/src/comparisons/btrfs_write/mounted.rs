@@ -82,10 +82,9 @@ impl Mount {
     fn end(mut self) -> anyhow::Result<()> {
         self.is_mounted = false;
         run(&words("umount", &[self.point.to_str().context("the path is text")?]))?;
-        match &mut self.daemon {
-            // umount returns before the daemon's last commit.
-            Some(daemon) => ensure!(daemon.wait()?.success(), "the daemon failed"),
-            None => {}
+        // umount returns before the daemon's last commit.
+        if let Some(daemon) = &mut self.daemon {
+            ensure!(daemon.wait()?.success(), "the daemon failed");
         }
         Ok(())
     }
