@@ -3,7 +3,7 @@
 //! Attributes of one hash share an item. An attribute, and all attributes of one hash together, fit into one item.
 //! Names are stored with their namespace (`user.`, `security.`), of which nothing here knows the meaning. The exceptions
 //! are `btrfs.compression`, which is also a flag of the inode, and which new files inherit from their directory; and
-//! access control lists, which belong to the mode ([`acls`](crate::acls)).
+//! access control lists, which belong to the mode ([`crate::acls`]).
 
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::directory::{DirEntry, FileType};
