@@ -76,7 +76,10 @@ impl Mount {
 
     /// Makes everything durable.
     fn sync(&self) -> anyhow::Result<()> {
-        syncfs(File::open(&self.point)?).context("syncfs")
+        let directory = File::open(&self.point)?;
+        syncfs(&directory).context("syncfs")?;
+        // The kernel does not pass syncfs on to a daemon, which commits for this.
+        directory.sync_all().context("fsync of a directory")
     }
 
     fn end(mut self) -> anyhow::Result<()> {
