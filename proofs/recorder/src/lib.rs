@@ -21,7 +21,7 @@
 //!
 //! # Use
 //!
-//! ```ignore
+//! ```text
 //! let before = Image::load(&path, BlockSize::B4096)?;
 //! let recorder = Recorder::new(vec![before], Options { seed: 7, ..Options::default() });
 //! let filesystem = open(recorder.devices()).await?;
