@@ -3,11 +3,10 @@
 use sealblock_btrfs::directory::{DirEntry, Target};
 use sealblock_btrfs::inode::{FileKind, Inode};
 use sealblock_btrfs::{Filesystem, FsError as ReadError, TreeRoot};
-use sealblock_btrfs_format::names::check_file_name;
-use sealblock_fuse::{Attributes, DirectoryEntry, FsError, Kind, MAX_COOKIE, ReadFs, Seek, Statistics};
+use sealblock_fuse::{Attributes, DirectoryEntry, FsError, Kind, ReadFs, Seek, Statistics};
 
 use crate::numbers::{InodeNumbers, Numbered};
-use crate::values::{attributes, empty_directory, kind_of_entry};
+use crate::values::{attributes, cookie_behind, empty_directory, kind_of_entry};
 
 /// The number of entries that are read at once.
 const ENTRIES: usize = 256;
@@ -165,15 +164,8 @@ impl ReadFs for Mounted<'_> {
             let Some(last) = entries.last() else { return Ok(()) };
             from = last.index.saturating_add(1);
             for entry in &entries {
-                if check_file_name(&entry.name).is_err() {
-                    tracing::warn!(directory = directory.ino, name = ?entry.name, "an entry has a name that no path can hold");
-                    continue;
-                }
-                if entry.index >= MAX_COOKIE {
-                    return Err(FsError::Damaged(format!("directory {}: an index of {}", directory.ino, entry.index)));
-                }
+                let Some(next_cookie) = cookie_behind(directory.ino, &entry.name, entry.index)? else { continue };
                 let (number, kind) = (self.number_of(ino, &directory, entry).await?, kind_of_entry(entry.kind));
-                let next_cookie = entry.index + 1;
                 if !add(DirectoryEntry { ino: number, kind, name: &entry.name, next_cookie }) {
                     return Ok(());
                 }

@@ -2,7 +2,8 @@
 
 use sealblock_btrfs_format::items::directory::FileType;
 use sealblock_btrfs_format::items::inode::{InodeItem, Timespec};
-use sealblock_fuse::{Attributes, FsError, Kind, Time};
+use sealblock_btrfs_format::names::check_file_name;
+use sealblock_fuse::{Attributes, FsError, Kind, MAX_COOKIE, Time};
 
 /// Nanoseconds in a second; stored times must have fewer.
 const SECOND_NS: u32 = 1_000_000_000;
@@ -67,6 +68,22 @@ pub(crate) fn empty_directory(ino: u64, directory: &InodeItem) -> Attributes {
     }
 }
 
+/// The cookie behind the entry with this index in a directory; `None` for an entry that is not shown, because no path can
+/// hold its name.
+///
+/// # Errors
+/// If there is no such cookie.
+pub(crate) fn cookie_behind(directory: u64, name: &[u8], index: u64) -> Result<Option<u64>, FsError> {
+    if check_file_name(name).is_err() {
+        tracing::warn!(directory, ?name, "an entry has a name that no path can hold");
+        return Ok(None);
+    }
+    match index < MAX_COOKIE {
+        true => Ok(Some(index + 1)),
+        false => Err(FsError::Damaged(format!("directory {directory}: an index of {index}"))),
+    }
+}
+
 /// The type of an entry.
 pub(crate) fn kind_of_entry(kind: FileType) -> Kind {
     match kind {
@@ -87,6 +104,15 @@ fn time(time: Timespec) -> Time {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn entries_are_shown_if_a_path_can_hold_them_and_a_cookie_lies_behind() {
+        assert_eq!(cookie_behind(256, b"name", 2), Ok(Some(3)));
+        assert_eq!(cookie_behind(256, b"a/b", 2), Ok(None));
+        assert_eq!(cookie_behind(256, b"a/b", MAX_COOKIE), Ok(None));
+        assert_eq!(cookie_behind(256, b"name", MAX_COOKIE - 1), Ok(Some(MAX_COOKIE)));
+        assert!(matches!(cookie_behind(256, b"name", MAX_COOKIE), Err(FsError::Damaged(_))));
+    }
 
     #[test]
     fn device_numbers_are_those_that_linux_shows() {

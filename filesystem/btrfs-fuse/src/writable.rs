@@ -24,15 +24,14 @@ use std::io;
 use sealblock_block::Condition;
 use sealblock_btrfs_engine::engine::Engine;
 use sealblock_btrfs_engine::names::Place;
-use sealblock_btrfs_engine::operations::{DirectoryItem, Resolved};
+use sealblock_btrfs_engine::operations::{DirectoryItem, Resolved, SubvolumePlace};
 use sealblock_btrfs_format::items::directory::{FileType, Target};
 use sealblock_btrfs_format::items::inode::InodeItem;
 use sealblock_btrfs_format::key::objectid;
-use sealblock_btrfs_format::names::check_file_name;
-use sealblock_fuse::{Attributes, DirectoryEntry, FsError, Kind, MAX_COOKIE, Notifier, ReadFs, Seek, Statistics};
+use sealblock_fuse::{Attributes, DirectoryEntry, FsError, Kind, Notifier, ReadFs, Seek, Statistics};
 
 use crate::numbers::{InodeNumbers, Numbered};
-use crate::values::{attributes, empty_directory, kind_of_entry};
+use crate::values::{attributes, cookie_behind, empty_directory, kind_of_entry};
 use error::{refused, to_fuse_error};
 use known::Known;
 
@@ -202,6 +201,11 @@ impl<'e> Writable<'e> {
     }
 }
 
+/// The place of a subvolume: a name in a directory.
+fn place_of(directory: InodeId, name: &[u8]) -> SubvolumePlace<'_> {
+    SubvolumePlace { root: directory.root, place: Place { directory: directory.ino, name } }
+}
+
 /// The top directory of a subvolume.
 fn top_of(root: u64) -> InodeId {
     InodeId { root, ino: objectid::FIRST_FREE }
@@ -272,15 +276,8 @@ impl ReadFs for Writable<'_> {
             let Some(last) = entries.last() else { return Ok(()) };
             after = last.index;
             for entry in &entries {
-                if check_file_name(&entry.name).is_err() {
-                    tracing::warn!(directory = directory.ino, name = ?entry.name, "an entry has a name that no path can hold");
-                    continue;
-                }
-                if entry.index >= MAX_COOKIE {
-                    return Err(FsError::Damaged(format!("directory {}: an index of {}", directory.ino, entry.index)));
-                }
+                let Some(next_cookie) = cookie_behind(directory.ino, &entry.name, entry.index)? else { continue };
                 let (number, kind) = (self.number_of(ino, directory, entry).await?, kind_of_entry(entry.kind));
-                let next_cookie = entry.index + 1;
                 if !add(DirectoryEntry { ino: number, kind, name: &entry.name, next_cookie }) {
                     return Ok(());
                 }

@@ -4,7 +4,7 @@ use sealblock_btrfs_engine::data::now;
 use sealblock_btrfs_engine::engine::EngineError;
 use sealblock_btrfs_engine::inode::{AttributeChanges, Ownership, device_number};
 use sealblock_btrfs_engine::names::{NewFile, Place, RenameMode as EngineRename, Renamed, Unlinked};
-use sealblock_btrfs_engine::operations::{Resolved, SubvolumePlace};
+use sealblock_btrfs_engine::operations::Resolved;
 use sealblock_btrfs_engine::plan::PlanError;
 use sealblock_btrfs_engine::transaction::ChangeError;
 use sealblock_btrfs_engine::xattrs::XattrMode as EngineXattr;
@@ -17,7 +17,7 @@ use sealblock_fuse::{
 
 use super::data::WRITES;
 use super::error::{refused, to_fuse_error, to_write_error};
-use super::{FIRST_INDEX, InodeId, Writable};
+use super::{FIRST_INDEX, InodeId, Writable, place_of};
 use crate::values::device_parts;
 
 /// The permissions of a symbolic link, which nobody looks at.
@@ -68,8 +68,7 @@ impl Writable<'_> {
         {
             return Err(refused(libc::EBUSY, "a file of the subvolume is open"));
         }
-        let place = SubvolumePlace { root: directory.root, place: Place { directory: directory.ino, name } };
-        let deleted = self.engine.delete_subvolume(place, now()).await.map_err(to_fuse_error)?;
+        let deleted = self.engine.delete_subvolume(place_of(directory, name), now()).await.map_err(to_fuse_error)?;
         self.has_dead.set(true);
         Ok(deleted)
     }

@@ -8,14 +8,13 @@
 
 use sealblock_btrfs_engine::data::{FilePlace, now};
 use sealblock_btrfs_engine::inode::{Ownership, SETTABLE_FLAGS};
-use sealblock_btrfs_engine::names::Place;
-use sealblock_btrfs_engine::operations::{NewSnapshot, Resolved, SubvolumePlace};
+use sealblock_btrfs_engine::operations::{NewSnapshot, Resolved};
 use sealblock_btrfs_format::items::inode::InodeFlags;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_fuse::{Caller, FsError};
 
 use super::error::{refused, to_fuse_error, to_write_error};
-use super::{InodeId, Writable};
+use super::{InodeId, Writable, place_of};
 
 /// The type of these commands, in their numbers.
 const TYPE: u32 = 0xb7;
@@ -237,8 +236,11 @@ impl Writable<'_> {
         self.check_owner(caller, directory).await?;
         let name = argument.name()?;
         let owner = Ownership { uid: caller.uid, gid: caller.gid, permissions: 0o755 };
-        let to = SubvolumePlace { root: directory.root, place: Place { directory: directory.ino, name } };
-        let made = self.engine.create_subvolume(to, self.new_uuid()?, &owner, now()).await.map_err(to_fuse_error)?;
+        let made = self
+            .engine
+            .create_subvolume(place_of(directory, name), self.new_uuid()?, &owner, now())
+            .await
+            .map_err(to_fuse_error)?;
         self.tell(directory, Some(name));
         Ok(argument.answer(made))
     }
@@ -280,8 +282,7 @@ impl Writable<'_> {
         // What programs have written may still be in the kernel's cache.
         self.write_back().await?;
         let new = NewSnapshot { source: source.root, uuid: self.new_uuid()?, is_read_only };
-        let to = SubvolumePlace { root: directory.root, place: Place { directory: directory.ino, name } };
-        let made = self.engine.create_snapshot(new, to, now()).await.map_err(to_fuse_error)?;
+        let made = self.engine.create_snapshot(new, place_of(directory, name), now()).await.map_err(to_fuse_error)?;
         self.tell(directory, Some(name));
         Ok(argument.answer(made))
     }
