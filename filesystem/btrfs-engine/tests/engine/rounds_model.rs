@@ -1,6 +1,6 @@
 //! A filesystem of paths, which the engine and the kernel change in turns: what each path has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use crate::files::Kind;
@@ -67,6 +67,9 @@ pub trait Side {
     fn snapshot(&mut self, source: &str, name: &str, is_read_only: bool) -> Result<(), Full>;
     fn delete_subvolume(&mut self, name: &str);
     fn content(&mut self, path: &str) -> Vec<u8>;
+    /// True if a change without space may leave a file as it is only in memory, or as it was before earlier changes. When
+    /// Linux has no space to truncate, it forgets what was written to the file and not yet to the devices.
+    fn is_doubtful_when_full(&self) -> bool;
     /// All paths, without what only the model knows.
     fn paths(&mut self) -> Paths;
 }
@@ -76,9 +79,15 @@ pub struct Model {
     pub random: fastrand::Rng,
     paths: Paths,
     kinds: BTreeMap<String, Kind>,
+    /// Files of which nobody knows what the devices have.
+    doubtful: BTreeSet<String>,
     next: u64,
+    /// What was done in the last turns.
+    log: Vec<String>,
     /// The number of changes for which there was no space.
     pub refused: u64,
+    /// The number of files that had something else when they were read from the devices, after a change without space.
+    pub forgotten: u64,
 }
 
 fn subvolume_of(path: &str) -> &str {
@@ -95,7 +104,13 @@ fn join(folder: &str, name: &str) -> String {
 impl Model {
     pub fn new(seed: u64) -> Model {
         let random = fastrand::Rng::with_seed(seed);
-        Model { random, paths: Paths::new(), kinds: BTreeMap::new(), next: 0, refused: 0 }
+        let (paths, kinds, doubtful, log) = (Paths::new(), BTreeMap::new(), BTreeSet::new(), Vec::new());
+        Model { random, paths, kinds, doubtful, next: 0, log, refused: 0, forgotten: 0 }
+    }
+
+    /// Notes what is done, for the message of a failure.
+    pub fn note(&mut self, what: impl Into<String>) {
+        self.log.push(what.into());
     }
 
     fn name(&mut self, prefix: &str) -> String {
@@ -138,35 +153,46 @@ impl Model {
         }
     }
 
-    /// Changes a file as it should be; after an error its pieces must be old or new.
+    /// Changes a file as it should be; after an error its pieces must be old or new, unless nobody knows.
     fn change(
         &mut self,
         side: &mut dyn Side,
         path: &str,
-        change: impl FnOnce(&mut Vec<u8>),
+        (what, change): (String, impl FnOnce(&mut Vec<u8>)),
         run: impl FnOnce(&mut dyn Side) -> Result<(), Full>,
     ) {
         let old = self.content(path);
         let mut new = old.to_vec();
         change(&mut new);
-        if let Err(Full) = run(side) {
+        let done = run(side);
+        self.note(format!("{path}: {what} {done:?}"));
+        if let Err(Full) = done {
             self.refused += 1;
             let found = side.content(path);
-            let is_one = |at: usize, chunk: &[u8]| {
-                [&old[..], &new].iter().any(|version| {
-                    let there = version.get(at..).unwrap_or(&[]);
-                    let bytes = there.len().min(chunk.len());
-                    there[..bytes] == chunk[..bytes] && chunk[bytes..].iter().all(|byte| *byte == 0)
-                })
-            };
-            let mut chunks = found.chunks(512).enumerate();
-            assert!(chunks.all(|(index, chunk)| is_one(512 * index, chunk)), "{path} has what nobody wrote");
+            match side.is_doubtful_when_full() {
+                true => _ = self.doubtful.insert(path.into()),
+                false => self.assert_old_or_new(path, (&old, &new), &found),
+            }
             new = found;
         }
         self.paths.insert(path.into(), Item::File(Rc::new(new)));
     }
 
+    /// Each piece of a file is as one of two versions have it.
+    fn assert_old_or_new(&self, path: &str, versions: (&[u8], &[u8]), found: &[u8]) {
+        for (at, chunk) in (0..).step_by(512).zip(found.chunks(512)) {
+            let there = [versions.0, versions.1].map(|version| version.get(at..).unwrap_or(&[]));
+            let is_one = |version: &&[u8]| {
+                let bytes = version.len().min(chunk.len());
+                version[..bytes] == chunk[..bytes] && chunk[bytes..].iter().all(|byte| *byte == 0)
+            };
+            let log = || self.log.join("\n");
+            assert!(there.iter().any(is_one), "{path} has at {at} what nobody wrote\n{}", log());
+        }
+    }
+
     fn insert(&mut self, path: &str, item: Item, done: Result<(), Full>) -> bool {
+        self.note(format!("{path}: new, {item:?} {done:?}"));
         match done {
             Ok(()) => drop(self.paths.insert(path.into(), item)),
             Err(Full) => self.refused += 1,
@@ -183,8 +209,9 @@ impl Model {
             (6 | 7, Some(file)) => self.truncate(side, &file),
             (8 | 9, Some(file)) => self.punch_or_allocate(side, &file),
             (10, Some(file)) => {
+                self.note(format!("{file}: unlink"));
                 side.unlink(&file);
-                self.paths.remove(&file);
+                self.remove(&file);
             }
             (11, Some(file)) => self.rename(side, &file),
             (12 | 13, _) => self.snapshot(side),
@@ -236,24 +263,27 @@ impl Model {
             content.resize(content.len().max(end), 0);
             content[at as usize..end].copy_from_slice(&data);
         };
-        self.change(side, path, put, |side| side.write(path, at, &data));
+        let what = format!("write {at} to {end}");
+        self.change(side, path, (what, put), |side| side.write(path, at, &data));
     }
 
     fn truncate(&mut self, side: &mut dyn Side, path: &str) {
         let size = self.content(path).len() as u64;
         let to = if self.random.u8(..3) == 0 { self.random.u64(..MOST) } else { self.random.u64(..=size) };
-        self.change(side, path, |content| content.resize(to as usize, 0), |side| side.truncate(path, to));
+        let resize = |content: &mut Vec<u8>| content.resize(to as usize, 0);
+        self.change(side, path, (format!("truncate to {to}"), resize), |side| side.truncate(path, to));
     }
 
     fn punch_or_allocate(&mut self, side: &mut dyn Side, path: &str) {
         let size = self.content(path).len();
         let range = (self.random.u64(..=size as u64), self.random.u64(1..100_000));
         if self.random.bool() {
-            self.change(side, path, |_| (), |side| side.allocate(path, range));
+            let nothing = |_: &mut Vec<u8>| ();
+            self.change(side, path, (format!("allocate {range:?}"), nothing), |side| side.allocate(path, range));
             return;
         }
         let zero = |content: &mut Vec<u8>| content[range.0 as usize..size.min((range.0 + range.1) as usize)].fill(0);
-        self.change(side, path, zero, |side| side.punch(path, range));
+        self.change(side, path, (format!("punch {range:?}"), zero), |side| side.punch(path, range));
     }
 
     fn clone_file(&mut self, side: &mut dyn Side, from: &str) {
@@ -272,10 +302,15 @@ impl Model {
             return;
         }
         let to = join(&folder, &self.name("renamed"));
-        match side.rename(from, &to) {
+        let done = side.rename(from, &to);
+        self.note(format!("{from}: rename to {to} {done:?}"));
+        match done {
             Ok(()) => {
                 let item = self.paths.remove(from).expect("it was chosen");
                 self.paths.insert(to.clone(), item);
+                if self.doubtful.remove(from) {
+                    self.doubtful.insert(to.clone());
+                }
                 if let Some(kind) = self.kinds.remove(from) {
                     self.kinds.insert(to, kind);
                 }
@@ -289,15 +324,14 @@ impl Model {
         let subvolumes: Vec<String> = subvolumes.map(|(path, _)| path.clone()).collect();
         if subvolumes.len() >= SUBVOLUMES {
             let name = self.choose(&subvolumes).expect("there are some");
-            side.delete_subvolume(&name);
-            let below = format!("{name}/");
-            self.paths.retain(|path, _| *path != name && !path.starts_with(&below));
+            self.delete(side, &name);
             return;
         }
         let sources: Vec<String> = subvolumes.into_iter().chain([String::new(), String::new()]).collect();
         let source = self.choose(&sources).expect("there is the top");
         let (name, is_read_only) = (self.name("sub"), self.random.bool());
         let done = side.snapshot(&source, &name, is_read_only);
+        self.note(format!("{name}: snapshot of {source:?} {done:?}"));
         let copies: Vec<(String, String, Item)> = self
             .paths
             .iter()
@@ -309,6 +343,9 @@ impl Model {
             .collect();
         if self.insert(&name, Item::Subvolume { is_read_only }, done) {
             for (old, new, item) in copies {
+                if self.doubtful.contains(&old) {
+                    self.doubtful.insert(new.clone());
+                }
                 if let Some(kind) = self.kinds.get(&old).copied() {
                     self.kinds.insert(new.clone(), kind);
                 }
@@ -339,9 +376,47 @@ impl Model {
         self.paths.contains_key("full")
     }
 
+    /// Makes space again: the file of zeroes goes, in all subvolumes.
     pub fn empty(&mut self, side: &mut dyn Side) {
-        if self.paths.remove("full").is_some() {
-            side.unlink("full");
+        let is_one = |path: &&String| path.rsplit('/').next() == Some("full");
+        let all: Vec<String> = self.paths.keys().filter(is_one).cloned().collect();
+        for path in all {
+            let subvolume = subvolume_of(&path).to_owned();
+            if self.may_change(&path) {
+                self.note(format!("{path}: unlink"));
+                side.unlink(&path);
+                self.remove(&path);
+            } else if self.paths.contains_key(&subvolume) {
+                self.delete(side, &subvolume);
+            }
+        }
+    }
+
+    fn remove(&mut self, path: &str) {
+        self.paths.remove(path);
+        self.doubtful.remove(path);
+    }
+
+    fn delete(&mut self, side: &mut dyn Side, subvolume: &str) {
+        self.note(format!("{subvolume}: delete"));
+        side.delete_subvolume(subvolume);
+        let below = format!("{subvolume}/");
+        let stays = |path: &String| path != subvolume && !path.starts_with(&below);
+        self.paths.retain(|path, _| stays(path));
+        self.doubtful.retain(stays);
+    }
+
+    /// Takes what a side has in files in which a change had no space. From the devices it is certain.
+    pub fn learn(&mut self, side: &mut dyn Side, is_from_devices: bool) {
+        for path in self.doubtful.clone() {
+            let content = side.content(&path);
+            if *self.content(&path) != content {
+                self.forgotten += 1;
+                self.paths.insert(path, Item::File(Rc::new(content)));
+            }
+        }
+        if is_from_devices {
+            self.doubtful.clear();
         }
     }
 
@@ -350,7 +425,19 @@ impl Model {
         let seen = side.paths();
         assert!(self.paths.keys().eq(seen.keys()), "{what}: {:#?}, and not {:#?}", seen, self.paths);
         for ((path, item), seen) in self.paths.iter().zip(seen.values()) {
-            assert!(item.seen() == *seen, "{what}: {path} is {seen:?}, and not {item:?}, or has other bytes");
+            let how = difference(item, seen);
+            let log = || self.log.join("\n");
+            assert!(item.seen() == *seen, "{what}: {path} is {seen:?}, and not {item:?}{how}\n{}", log());
         }
     }
+}
+
+/// The first and the last byte that differ in two files of the same size, and what is there.
+fn difference(known: &Item, seen: &Item) -> String {
+    let (Item::File(known), Item::File(seen)) = (known, seen) else { return String::new() };
+    let differs = |at: &usize| known.get(*at) != seen.get(*at);
+    let Some(first) = (0..known.len().min(seen.len())).find(differs) else { return String::new() };
+    let last = (0..known.len().min(seen.len())).rfind(differs).unwrap_or(first);
+    let some = |file: &[u8]| file[first..].iter().take(16).copied().collect::<Vec<u8>>();
+    format!("; they differ from byte {first} to {last}: {:x?}, and not {:x?}", some(seen), some(known))
 }
