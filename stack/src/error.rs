@@ -171,7 +171,7 @@ impl StackError {
         let Some(target) = &self.target else { return format!("cannot {action}: {why}") };
         let takes_target = match action.rsplit_once(' ') {
             None => true,
-            Some((_, last)) => matches!(last, "on" | "to" | "from" | "with" | "at"),
+            Some((_, last)) => matches!(last, "on" | "to" | "for" | "from" | "with" | "at"),
         };
         format!("cannot {action}{} '{target}': {why}", if takes_target { "" } else { " of" })
     }
@@ -345,6 +345,8 @@ mod tests {
         assert_eq!((of(libc::EIO).cause(), of(libc::EIO).advice()), (Cause::Io, None));
         assert_eq!(of(libc::EIO).to_string(), "sealblock: cannot open: input/output error");
         assert_eq!(of(libc::ENOENT).on("v").in_short(), "cannot open 'v': no such file");
+        let full = StackError::new(Cause::Full, "allocate space for", "none").on("v");
+        assert_eq!(full.in_short(), "cannot allocate space for 'v': none");
         let nested = StackError::new(Cause::Io, "open", "a: Broken pipe (os error 32); b: Is (os error 5)");
         assert_eq!(nested.in_short(), "cannot open: a: broken pipe; b: is");
         assert_eq!(StackError::new(Cause::Io, "open", "a (os error ").in_short(), "cannot open: a (os error ");

@@ -15,8 +15,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::Device as _;
-use sealblock_btrfs::{Candidate, Filesystem, FsError, OpenOptions};
+use sealblock_block::{Device as _, ErrorKind};
+use sealblock_btrfs::{Candidate, CopyFault, Filesystem, FsError, OpenOptions};
 
 use crate::error::{Cause, StackError};
 use crate::open::open_bytes;
@@ -208,13 +208,22 @@ pub fn filesystem_error(doing: impl Into<String>, error: &FsError) -> StackError
         error if error.is_damage() => Cause::Damaged,
         FsError::Absent(_) | FsError::Kind(_) => Cause::Absent,
         FsError::Devices(_) => Cause::Usage,
+        FsError::WriteFailed(_) => Cause::Io,
         _ => Cause::Unsuitable,
     };
     let failure = StackError::new(cause, doing, error);
     match error {
+        FsError::WriteFailed(failed) if failed.copies.iter().any(|copy| has_no_space(&copy.fault)) => {
+            failure.advise("free space where the devices of the filesystem have theirs")
+        }
         FsError::Lost(_) | FsError::Map(_) | FsError::NoSum { .. } | FsError::SumsLost { .. } => failure.advise("use `sealblock fs rescue`, which copies out the good parts, also from older roots (`sealblock fs info` lists them)"),
         _ => failure,
     }
+}
+
+/// True if a copy could not be written because the medium below has no space.
+fn has_no_space(fault: &CopyFault) -> bool {
+    matches!(fault, CopyFault::Unreadable(error) if matches!(error.kind(), ErrorKind::NoSpace { .. }))
 }
 
 /// The target that a text begins with, and what is behind it.

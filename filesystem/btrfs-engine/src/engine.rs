@@ -44,6 +44,7 @@ use crate::data::state::DataState;
 use crate::gate::Gate;
 use crate::numbers::Numbers;
 use crate::open;
+use crate::repair::DamagedNodes;
 use crate::space::{SpaceError, Use};
 use crate::transaction::{ChangeError, Transaction};
 
@@ -120,6 +121,7 @@ pub struct Engine {
     /// True if a change failed half-way, so that the open transaction contradicts itself.
     is_torn: Cell<bool>,
     bad_copies: RefCell<Vec<BadCopy>>,
+    damaged_nodes: DamagedNodes,
     pub(crate) numbers: RefCell<Numbers>,
     data: DataState,
 }
@@ -157,6 +159,7 @@ impl Engine {
             stopped: RefCell::default(),
             is_torn: Cell::default(),
             bad_copies: RefCell::default(),
+            damaged_nodes: DamagedNodes::default(),
             numbers: RefCell::default(),
             data: DataState::default(),
         };
@@ -189,6 +192,10 @@ impl Engine {
             Some(submitted) => submitted().await,
             None => yield_once().await,
         }
+    }
+
+    pub(crate) fn damaged_nodes(&self) -> &DamagedNodes {
+        &self.damaged_nodes
     }
 
     pub(crate) fn data(&self) -> &DataState {
@@ -294,7 +301,7 @@ impl Engine {
                 Err(expected) => expected,
             };
             let durable = self.durable.get();
-            let bytes = match self.read_node(&expected).await {
+            let bytes = match self.read_node(&expected, durable).await {
                 Ok(bytes) => bytes,
                 // Meanwhile the node may have been replaced, and its place used again.
                 Err(_) if self.durable.get() != durable => continue,
@@ -323,10 +330,12 @@ impl Engine {
         }
     }
 
-    async fn read_node(&self, expected: &Expected) -> Result<Slice, EngineError> {
+    /// Reads a node, while this transaction is the last durable one.
+    async fn read_node(&self, expected: &Expected, durable: u64) -> Result<Slice, EngineError> {
         let (storage, geometry) = (self.storage(), *self.transaction.borrow().geometry());
         let check = |bytes: &[u8]| check_node(bytes, &geometry, expected).map(drop).map_err(CopyFault::Node);
         let read = storage.read_whole(expected.bytenr, geometry.node_bytes.into(), check).await?;
+        self.damaged_nodes.add(expected.bytenr, &read.data, &read.bad, durable);
         self.remember_bad(read.bad);
         Ok(read.data)
     }
@@ -363,10 +372,12 @@ impl Engine {
         self.commit_through(generation).await
     }
 
-    /// The transaction with the last change: the open one, or that before it if nothing has changed since.
+    /// The transaction with the last change: the open one, or that before it if nothing has changed since. A damaged copy
+    /// of a node that is to be written anew counts as a change.
     pub fn last_changed(&self) -> u64 {
         let transaction = self.transaction.borrow();
-        transaction.generation() - u64::from(transaction.changes() == self.changes_before.get())
+        let is_changed = transaction.changes() != self.changes_before.get() || self.damaged_nodes.is_any();
+        transaction.generation() - u64::from(!is_changed)
     }
 
     /// True if there are changes that are not durable.
@@ -506,6 +517,7 @@ impl Engine {
             return Err(self.stop("no superblock can be written".into()));
         }
         let generation = superblock.generation.get();
+        self.write_damaged_nodes(storage).await;
         let is_written = |item: &&DevItem| failed.iter().all(|(devid, _)| *devid != item.devid.get());
         *self.supers.borrow_mut() =
             items.iter().filter(is_written).map(|item| (item.devid.get(), generation)).collect();

@@ -73,6 +73,7 @@ pub mod operations;
 pub mod orphans;
 pub mod plan;
 pub mod refs;
+mod repair;
 pub mod reserve;
 mod settle;
 pub mod space;

@@ -93,7 +93,7 @@ impl fmt::Display for BadCopy {
     }
 }
 
-/// No copy of a range is good.
+/// No copy of a range is good, or could be written.
 #[derive(Clone, Debug)]
 pub struct Lost {
     /// The first logical address.
@@ -106,8 +106,14 @@ pub struct Lost {
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes at the logical address {} are lost", self.bytes, self.logical)?;
-        self.copies.iter().try_for_each(|copy| write!(f, "; {copy}"))
+        write!(f, "{} bytes at the logical address {} are lost{}", self.bytes, self.logical, self.copies())
+    }
+}
+
+impl Lost {
+    /// The copies, for the end of a sentence.
+    fn copies(&self) -> String {
+        self.copies.iter().map(|copy| format!("; {copy}")).collect()
     }
 }
 
@@ -140,6 +146,9 @@ pub enum FsError {
     /// No copy is good.
     #[error("{0}")]
     Lost(Box<Lost>),
+    /// No copy could be written. What was there before may still be.
+    #[error("{} bytes at the logical address {} could not be written{}", .0.bytes, .0.logical, .0.copies())]
+    WriteFailed(Box<Lost>),
     /// A logical address that no chunk has.
     #[error(transparent)]
     Map(#[from] MapError),
@@ -207,6 +216,7 @@ impl FsError {
             | FsError::Unsupported(_)
             | FsError::NotReadable(_)
             | FsError::NotWritable(_)
+            | FsError::WriteFailed(_)
             | FsError::Absent(_)
             | FsError::Kind(_) => false,
         }

@@ -6,7 +6,7 @@
 //! - A write that was begun is never given up: if its request ends, the engine keeps the write until the devices have
 //!   answered, and only then is its space pinned. Otherwise it could land where other data are then.
 //! - A device that missed a write that others have is left behind. If none has it, nothing refers to it, and no device
-//!   is behind.
+//!   is behind. This holds for writes over old data also if their request is gone.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -70,12 +70,14 @@ pub(super) struct Reserved<'e> {
     engine: &'e Engine,
     space: Vec<Range<u64>>,
     is_sent: bool,
+    /// True if some of it overwrites what a file has.
+    is_in_place: bool,
     write: Option<WriteFuture>,
 }
 
 impl<'e> Reserved<'e> {
     pub fn new(engine: &'e Engine) -> Reserved<'e> {
-        Reserved { engine, space: Vec::new(), is_sent: false, write: None }
+        Reserved { engine, space: Vec::new(), is_sent: false, is_in_place: false, write: None }
     }
 
     pub fn push(&mut self, range: Range<u64>) {
@@ -87,9 +89,9 @@ impl<'e> Reserved<'e> {
         self.space.clear();
     }
 
-    /// Begins a write: it runs when it is polled.
-    pub fn send(&mut self, write: WriteFuture) {
-        (self.is_sent, self.write) = (true, Some(write));
+    /// Begins a write: it runs when it is polled. Some of it may overwrite what a file has.
+    pub fn send(&mut self, write: WriteFuture, is_in_place: bool) {
+        (self.is_sent, self.is_in_place, self.write) = (true, is_in_place, Some(write));
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<WriteOutcome> {
@@ -118,7 +120,9 @@ impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         let space = std::mem::take(&mut self.space);
         match self.write.take() {
-            Some(write) => self.engine.data().abandon(AbandonedWrite { write, space }),
+            Some(write) => {
+                self.engine.data().abandon(AbandonedWrite { write, space, is_in_place: self.is_in_place });
+            }
             None => self.engine.release_space(space, self.is_sent),
         }
     }
@@ -264,12 +268,22 @@ impl Engine {
         let mut writes = self.data().take_abandoned();
         writes.retain_mut(|abandoned| match abandoned.write.poll_unpin(context) {
             Poll::Pending => true,
-            Poll::Ready(_) => {
+            Poll::Ready(outcome) => {
+                if abandoned.is_in_place {
+                    self.judge_abandoned(outcome);
+                }
                 self.release_space(std::mem::take(&mut abandoned.space), true);
                 false
             }
         });
         self.data().put_abandoned(writes)
+    }
+
+    /// What a file has was overwritten, and nobody waits for it: a device that missed it is left behind, as others have it.
+    fn judge_abandoned(&self, outcome: WriteOutcome) {
+        if let Err(error) = self.judge_write(&self.storage(), outcome, false) {
+            tracing::error!(%error, "a write over old data failed when its request was gone");
+        }
     }
 
     pub(crate) async fn poll_abandoned_once(&self) -> bool {
@@ -308,7 +322,7 @@ impl Engine {
             };
             if !is_enough {
                 let (copies, bytes) = (same_piece().cloned().collect(), storage.geometry().sector_bytes.into());
-                return Err(FsError::Lost(Box::new(Lost { logical, bytes, copies })).into());
+                return Err(FsError::WriteFailed(Box::new(Lost { logical, bytes, copies })).into());
             }
             match good.iter().any(|place| place.devid == one.place.devid) {
                 true => damaged.push(one.clone()),

@@ -163,7 +163,8 @@ impl Engine {
         let held = (has_old_space.then(|| Rc::clone(lock)), put.in_place_write);
         let storage = self.storage();
         let data: Vec<(u64, Content)> = extents.iter().map(|extent| (extent.logical, extent.stored.clone())).collect();
-        reserved.send(write_all(storage.clone(), data.clone(), held));
+        let is_in_place = extents.iter().any(|extent| extent.place == ExtentPlace::InPlace);
+        reserved.send(write_all(storage.clone(), data.clone(), held), is_in_place);
         let geometry = *storage.geometry();
         let summed = if info.file.has_sums { &data[..] } else { &[] };
         let kind = (geometry.checksum, geometry.sector_bytes as usize);

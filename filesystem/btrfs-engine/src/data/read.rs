@@ -248,7 +248,7 @@ impl Engine {
         let count = places.len() as u64;
         let (lock, data) = (Rc::clone(lock), read.data);
         let mut write = Reserved::new(self);
-        write.send(Box::pin(async move {
+        let restore = Box::pin(async move {
             let mut failed = Vec::new();
             for copy in places {
                 let written = storage.devices.write(copy.place, data.clone(), Durability::Volatile).await;
@@ -256,7 +256,9 @@ impl Engine {
             }
             drop(lock);
             Ok(failed)
-        }));
+        });
+        // A copy that is not restored is as bad as it was.
+        write.send(restore, false);
         let failed = write.completed().await?;
         let counters = &self.data().counters;
         counters.repaired.set(counters.repaired.get() + (count - failed.len() as u64));

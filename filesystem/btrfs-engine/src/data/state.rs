@@ -20,6 +20,8 @@ pub(super) type WriteFuture = LocalBoxFuture<'static, WriteOutcome>;
 pub(crate) struct AbandonedWrite {
     pub write: WriteFuture,
     pub space: Vec<Range<u64>>,
+    /// True if it overwrites what a file has.
+    pub is_in_place: bool,
 }
 
 /// Counters of the data path.

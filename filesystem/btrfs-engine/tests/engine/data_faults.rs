@@ -47,11 +47,41 @@ fn a_copy_that_cannot_be_written_leaves_its_device_behind() {
         block_on(engine.commit()).unwrap();
         assert_content(&engine, ino, &[2; 100_000]);
         drop(engine);
-        let filesystem = disks.open();
-        let stale: Vec<bool> = filesystem.storage().devices.iter().map(|(_, device)| device.is_stale).collect();
-        assert_eq!(stale, [true, false]);
-        let opened = block_on(Engine::open(&filesystem, EngineOptions::default()));
-        assert!(matches!(opened, Err(EngineError::Read(FsError::NotWritable(_)))));
+        assert_first_is_behind(&disks);
+    }
+}
+
+/// The first of two devices missed the last transaction, and nothing is changed without it.
+fn assert_first_is_behind(disks: &Disks) {
+    let filesystem = disks.open();
+    let stale: Vec<bool> = filesystem.storage().devices.iter().map(|(_, device)| device.is_stale).collect();
+    assert_eq!(stale, [true, false]);
+    let opened = block_on(Engine::open(&filesystem, EngineOptions::default()));
+    assert!(matches!(opened, Err(EngineError::Read(FsError::NotWritable(_)))));
+}
+
+/// Otherwise the copies would differ, and nobody would know.
+#[test]
+fn a_copy_that_misses_a_write_whose_request_is_gone_leaves_its_device_behind() {
+    for kind in [Kind::NoCow, Kind::Plain] {
+        let Some(disks) = Disks::make(2, 256, &MIRROR) else { return };
+        let (engine, faults) = open(&disks, EngineOptions::default());
+        let ino = create(&engine, "file", kind);
+        write(&engine, ino, 0, &[1; 100_000]);
+        block_on(engine.commit()).unwrap();
+        faults[0].failing.set(1);
+        faults[1].hold(1);
+        assert!(engine.write(ROOT, ino, 0, Slice::copy_from(&[2; 8192])).now_or_never().is_none());
+        faults[1].release();
+        block_on(engine.finish_writes());
+        block_on(engine.commit()).unwrap();
+        assert_eq!(read_all(&engine, ino, 100_000)[..8192], if kind == Kind::NoCow { [2; 8192] } else { [1; 8192] });
+        drop(engine);
+        match kind {
+            Kind::NoCow => assert_first_is_behind(&disks),
+            // What was written in a new place belongs to nobody.
+            _ => assert!(disks.open().storage().devices.iter().all(|(_, device)| !device.is_stale)),
+        }
     }
 }
 
@@ -64,7 +94,7 @@ fn data_of_which_no_copy_can_be_written_change_nothing() {
         write(&engine, ino, 0, &[1; 9000]);
         faults.iter().for_each(|faults| faults.failing.set(1));
         let failed = block_on(engine.write(ROOT, ino, 5000, Slice::copy_from(&[2; 9000])));
-        assert!(matches!(failed, Err(EngineError::Read(FsError::Lost(_)))), "{failed:?}");
+        assert!(matches!(failed, Err(EngineError::Read(FsError::WriteFailed(_)))), "{failed:?}");
         assert_content(&engine, ino, &[1; 9000]);
         assert_eq!(engine.size_ahead(ROOT, ino), None);
         block_on(engine.commit()).unwrap();
@@ -196,6 +226,41 @@ fn bad_copies_are_written_anew_when_they_are_read() {
     assert!(engine.take_bad_copies().is_empty());
     drop(engine);
     disks.assert_checked_by_program();
+}
+
+#[test]
+fn bad_copies_of_nodes_are_written_anew_with_the_next_commit() {
+    for (devices, options) in [(2, &MIRROR[..]), (1, &["-m", "dup"])] {
+        let Some(disks) = Disks::make(devices, 256, options) else { return };
+        let (engine, _) = open(&disks, EngineOptions::default());
+        let name = "a name that no other node has";
+        create(&engine, name, Kind::Plain);
+        block_on(engine.commit()).unwrap();
+        drop(engine);
+        // The first copies of all nodes with the name, of which the last one is in use.
+        disks.save();
+        let image = std::fs::read(&disks.images[0]).unwrap();
+        let has_name = |sector: &[u8]| sector.windows(name.len()).any(|bytes| bytes == name.as_bytes());
+        let mut sectors: Vec<u64> =
+            (0..).zip(image.chunks(4096)).filter(|(_, sector)| has_name(sector)).map(|(at, _)| at).collect();
+        sectors.truncate(if devices == 1 { sectors.len() / 2 } else { sectors.len() });
+        for sector in &sectors {
+            assert!(disks.memory(0).damage(Lba::new(*sector), Corruption::Data { at: 9, mask: 1 }));
+        }
+        let (engine, _) = open(&disks, EngineOptions::default());
+        assert!(block_on(engine.lookup(ROOT, place(name))).unwrap().is_some());
+        assert_eq!(engine.take_bad_copies().len(), 1);
+        assert!(engine.is_dirty(), "there is something to write");
+        block_on(engine.sync()).unwrap();
+        assert!(!engine.is_dirty());
+        drop(engine);
+        let (engine, _) = open(&disks, EngineOptions::default());
+        assert!(block_on(engine.lookup(ROOT, place(name))).unwrap().is_some());
+        assert!(engine.take_bad_copies().is_empty());
+        drop(engine);
+        disks.assert_consistent();
+        disks.assert_checked_by_program();
+    }
 }
 
 pub fn place(name: &str) -> Place<'_> {
@@ -334,7 +399,7 @@ fn one_of_two_copies_on_a_device_is_enough_for_what_has_a_checksum() {
     assert_eq!(engine.take_bad_copies().len(), 1);
     faults[0].failing.set(1);
     let failed = block_on(engine.write(ROOT, unsummed, 0, Slice::copy_from(&[2; 9000])));
-    assert!(matches!(failed, Err(EngineError::Read(FsError::Lost(_)))), "nothing tells which copy is good");
+    assert!(matches!(failed, Err(EngineError::Read(FsError::WriteFailed(_)))), "nothing tells which copy is good");
     faults[0].failing.set(1);
     block_on(engine.commit()).unwrap();
     assert_eq!(engine.take_bad_copies().len(), 1, "a node");

@@ -202,7 +202,7 @@ fn a_device_that_fails_is_left_behind_and_without_a_copy_nothing_changes() {
     block_on(engine.commit()).unwrap();
     faults.iter().for_each(|faults| faults.failing.set(1));
     let failed = block_on(engine.write_zeroes(ROOT, ino, 200_000, 5000)).unwrap_err();
-    assert!(matches!(failed, EngineError::Read(FsError::Lost(_))), "{failed}");
+    assert!(matches!(failed, EngineError::Read(FsError::WriteFailed(_))), "{failed}");
     assert_content(&engine, ino, &[1; 100_000]);
     assert!(engine.failed_devices().is_empty());
     faults[0].failing.set(1);

@@ -1,6 +1,6 @@
 //! `sealblock fs fallocate`: space for a file in advance, written zeroes, and holes.
 
-use sealblock_btrfs_engine::engine::EngineError;
+use sealblock_btrfs_engine::engine::{Engine, EngineError};
 use sealblock_btrfs_engine::inode::{Ownership, SETTABLE_FLAGS};
 use sealblock_btrfs_engine::names::NewFile;
 use sealblock_btrfs_format::items::inode::InodeFlags;
@@ -63,10 +63,15 @@ pub fn run(arguments: &FsFallocate) -> Result<Exit, StackError> {
     })
 }
 
+/// The names of devices that cannot make zeroes.
+pub(super) fn without_zeroes(engine: &Engine) -> Vec<String> {
+    let devices = engine.devices().iter().filter(|(_, device)| !device.has_native_zeroes());
+    devices.map(|(_, device)| device.name.clone()).collect()
+}
+
 /// The devices that cannot make zeroes, which are named before the work begins, or for which it is refused.
 fn slow_devices(writer: &Writer, arguments: &FsFallocate) -> Result<Vec<String>, StackError> {
-    let devices = writer.engine.devices().iter().filter(|(_, device)| !device.has_native_zeroes());
-    let slow: Vec<String> = devices.map(|(_, device)| device.name.clone()).collect();
+    let slow = without_zeroes(&writer.engine);
     if slow.is_empty() {
         return Ok(slow);
     }
