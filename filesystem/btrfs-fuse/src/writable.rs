@@ -18,7 +18,8 @@ mod data;
 mod error;
 mod known;
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeSet;
 use std::io;
 
 use sealblock_block::Condition;
@@ -45,6 +46,9 @@ const FIRST_INDEX: u64 = 2;
 pub struct WritableOptions {
     /// Makes the UUIDs of new subvolumes, which must differ from all others.
     pub new_uuid: fn() -> io::Result<[u8; 16]>,
+    /// Ranges of files with NODATACOW that become zeroes by fallocate(2) count as written, so that later writes there
+    /// change no metadata. The devices make the zeroes. Without this, and in other files, the ranges are only allocated.
+    pub zeroes_are_written: bool,
 }
 
 /// A filesystem that is open for writing, or a part of one.
@@ -58,6 +62,8 @@ pub struct Writable<'e> {
     notifier: OnceCell<Notifier>,
     /// True if a subvolume was deleted whose nodes are still to be dropped, as far as is known.
     has_dead: Cell<bool>,
+    /// Subvolumes that are being deleted, or were. No file of them is opened.
+    deleted: RefCell<BTreeSet<u64>>,
     /// The commands that wait until the kernel has written its pages.
     writing_back: Cell<usize>,
     /// True if the work in the background is to end.
@@ -99,6 +105,7 @@ impl<'e> Writable<'e> {
             known,
             notifier,
             has_dead,
+            deleted: RefCell::default(),
             writing_back: Cell::new(0),
             is_ended,
             ended,
@@ -147,6 +154,17 @@ impl<'e> Writable<'e> {
             Some(FileType::Regular) => Ok(item),
             Some(FileType::Directory) => Err(FsError::IsADirectory),
             _ => Err(FsError::WrongKind),
+        }
+    }
+
+    /// An inode is opened, unless its subvolume goes: whoever deletes it looks for open files only once.
+    fn open_known(&self, number: u64, id: InodeId) -> Result<(), FsError> {
+        match self.deleted.borrow().contains(&id.root) {
+            true => Err(FsError::NotFound),
+            false => {
+                self.known.open(number);
+                Ok(())
+            }
         }
     }
 

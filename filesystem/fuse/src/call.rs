@@ -17,7 +17,7 @@ use crate::interface::Seek;
 
 mod changes;
 
-pub use changes::{ChangeRequest, NewName, OwnedContent, Writeback};
+pub use changes::{ChangeRequest, NewName, OwnedContent};
 
 /// A request, with its reply. Inode numbers are the filesystem's.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use fuser::{
 use sealblock_runtime_reactor::Mailbox;
 
 use crate::attributes::{DIRECTORY_FLAGS, ino_of};
-use crate::call::{Call, ChangeRequest, Forget, FsRequest, NewName, OwnedContent, Permits, Writeback};
+use crate::call::{Call, ChangeRequest, Forget, FsRequest, NewName, OwnedContent, Permits};
 use crate::changes::{CopyRange, MAX_IOCTL_BYTES, MAX_WRITE_BYTES, OpenMode, Write};
 use crate::interface::{MAX_READ_BYTES, Seek};
 
@@ -43,8 +43,6 @@ pub struct KernelSide {
     /// The number of readahead and asynchronous requests that the kernel sends before it waits for replies. It is lower
     /// than the number of permits, so that programs need not wait for all of them.
     pub most_in_background: u16,
-    /// What the kernel writes back.
-    pub writeback: Writeback,
     /// What a mount that can be changed has agreed upon; `None` for a read-only one.
     pub writes: Option<Agreed>,
 }
@@ -387,13 +385,14 @@ impl Filesystem for KernelSide {
         if data.len() > MAX_WRITE_BYTES as usize {
             return reply.error(Errno::EINVAL);
         }
-        let writeback = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE).then(|| self.writeback.begin());
         let durability = changes::durability(flags);
         let kills_set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let (ino, handle, data) = (self.ino(ino), handle.0, data.to_vec());
-        let keeps_times = writeback.is_some() && self.writes.as_ref().is_some_and(|agreed| agreed.writeback_cache);
+        // With its cache for writes, the kernel sets the times of all writes, also of those that bypass it, and says later
+        // what they are.
+        let keeps_times = self.writes.is_some_and(|agreed| agreed.writeback_cache);
         let write = Write { ino, handle, offset, data, durability, kills_set_id, keeps_times };
-        self.change(ChangeRequest::Write { write, writeback, reply });
+        self.change(ChangeRequest::Write { write, reply });
     }
 
     fn fsync(&self, _request: &Request, ino: INodeNo, _handle: FileHandle, data_only: bool, reply: ReplyEmpty) {

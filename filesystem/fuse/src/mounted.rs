@@ -10,17 +10,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fuser::SessionUnmounter;
 use rustix::mount::UnmountFlags;
 
-use crate::call::Writeback;
 use crate::mounts::{self, MountEntry, mount_on};
-
-/// For how long the kernel must have written nothing back until all counts as written, and how often that is looked at.
-const QUIET: Duration = Duration::from_millis(50);
-const GLANCE: Duration = Duration::from_millis(5);
 
 /// A mount.
 pub struct Mounted {
@@ -81,12 +76,16 @@ impl Mounted {
         if is_over && unmounted.is_ok() { Stop::Over } else { Stop::Lasts }
     }
 
-    /// Ends a mount that can be changed: the kernel writes what it has, and it is unmounted. Waits for answers of the
-    /// session, so it must run on another thread than these; no longer than the limit.
-    pub fn stop(self: &Arc<Self>, writeback: &Writeback, limit: Duration) -> Stop {
+    /// Ends a mount that can be changed: the kernel writes what it has, by `write_back`, and it is unmounted. Waits for
+    /// answers of the session, so it must run on another thread than these; no longer than the limit.
+    pub fn stop(
+        self: &Arc<Self>,
+        write_back: impl FnOnce() -> io::Result<()> + Send + 'static,
+        limit: Duration,
+    ) -> Stop {
         let (point, (done, written)) = (self.point.display(), mpsc::channel());
-        let (mounted, writeback) = (Arc::clone(self), writeback.clone());
-        let write = move || drop(done.send(mounted.write_back_and_unmount(&writeback, limit)));
+        let mounted = Arc::clone(self);
+        let write = move || drop(done.send(mounted.write_back_and_unmount(write_back)));
         let spawned = thread::Builder::new().name("fuse-sync".to_owned()).spawn(write);
         let is_late = match spawned.map(|_| written.recv_timeout(limit)) {
             Ok(Ok(Ok(true))) => return Stop::Over,
@@ -105,28 +104,19 @@ impl Mounted {
     }
 
     /// True if it is unmounted; false if it is written but files are open.
-    fn write_back_and_unmount(&self, writeback: &Writeback, limit: Duration) -> io::Result<bool> {
+    fn write_back_and_unmount(&self, write_back: impl FnOnce() -> io::Result<()>) -> io::Result<bool> {
         if !self.is_uppermost() {
             return Ok(false);
         }
-        self.write_back()?;
+        write_back()?;
         // Unmounting without force writes what was changed meanwhile, and fails if anything is open.
         let is_helped = self.helper.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        if !is_helped && self.is_uppermost() && rustix::mount::unmount(&self.point, UnmountFlags::NOFOLLOW).is_ok() {
-            return Ok(true);
-        }
-        // Some kernels only send everything and do not wait for the answers.
-        let (start, mut last) = (Instant::now(), Instant::now());
-        while last.elapsed() < QUIET && start.elapsed() < limit {
-            thread::sleep(GLANCE);
-            last = if writeback.is_idle() { last } else { Instant::now() };
-        }
-        Ok(false)
+        let unmount = || rustix::mount::unmount(&self.point, UnmountFlags::NOFOLLOW);
+        Ok(!is_helped && self.is_uppermost() && unmount().is_ok())
     }
 
-    /// Lets the kernel write all pages that programs have changed. Waits for answers of the session, like
-    /// [`Mounted::stop`].
-    pub fn write_back(&self) -> io::Result<()> {
+    /// Lets the kernel send all pages that programs have changed. It may not wait for the answers.
+    pub fn send_pages(&self) -> io::Result<()> {
         let root = File::open(&self.point)?;
         let device = root.metadata()?.dev();
         let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));

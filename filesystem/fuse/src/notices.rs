@@ -4,7 +4,7 @@
 //! pages and directories that are in use, and so for answers of that core. Notices that are the same are one, so no
 //! more wait than there are inodes and names.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::ffi::OsStr;
 use std::future::poll_fn;
 use std::io;
@@ -38,6 +38,10 @@ struct Queue {
 #[derive(Default)]
 struct State {
     notices: BTreeSet<Notice>,
+    /// How often each file is open.
+    open: BTreeMap<u64, u64>,
+    /// How notices are sent, since there is a session.
+    kernel: Option<fuser::Notifier>,
     is_closed: bool,
 }
 
@@ -66,8 +70,8 @@ impl Notifier {
     /// If the kernel cannot write them, or the mount has ended or is covered by another one.
     pub async fn write_back(&self) -> io::Result<()> {
         let done = Arc::<Mailbox<io::Result<()>>>::default();
-        let (mounted, into) = (Arc::clone(&self.mounted), Arc::clone(&done));
-        let write = move || drop(into.push(mounted.write_back()));
+        let (notifier, into) = (self.clone(), Arc::clone(&done));
+        let write = move || drop(into.push(notifier.write_back_here()));
         thread::Builder::new().name("fuse-sync".to_owned()).spawn(write)?;
         let mut results = Vec::new();
         poll_fn(|cx| {
@@ -79,6 +83,39 @@ impl Notifier {
             }
         })
         .await
+    }
+
+    /// As [`Notifier::write_back`], on this thread, which must not be one that answers.
+    pub(crate) fn write_back_here(&self) -> io::Result<()> {
+        self.mounted.send_pages()?;
+        // Some kernels do not wait for the answers, but they do for pages that they are to drop. Pages of a file that is
+        // closed were written when it was.
+        let (kernel, open): (_, Vec<u64>) = {
+            let state = self.queue.lock();
+            (state.kernel.clone(), state.open.keys().copied().collect())
+        };
+        for notice in open.into_iter().map(Notice::Inode) {
+            // A file that the kernel has just forgotten is closed.
+            let told = kernel.as_ref().map_or(Ok(()), |kernel| tell(kernel, &notice));
+            told.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })?;
+        }
+        Ok(())
+    }
+
+    /// A file is opened. To be called before the kernel is told so.
+    pub(crate) fn opened(&self, ino: u64) {
+        *self.queue.lock().open.entry(self.node(ino)).or_default() += 1;
+    }
+
+    /// What was opened is closed.
+    pub(crate) fn closed(&self, ino: u64) {
+        let mut state = self.queue.lock();
+        if let btree_map::Entry::Occupied(mut entry) = state.open.entry(self.node(ino)) {
+            *entry.get_mut() -= 1;
+            if *entry.get() == 0 {
+                entry.remove();
+            }
+        }
     }
 
     /// The attributes of an inode and its content, or a directory's entries, have changed. Pages that were written but
@@ -115,6 +152,7 @@ impl Notifier {
     /// Starts the thread that tells the kernel.
     pub(crate) fn start(&self, kernel: fuser::Notifier) -> io::Result<JoinHandle<()>> {
         let queue = Arc::clone(&self.queue);
+        queue.lock().kernel = Some(kernel.clone());
         thread::Builder::new().name("fuse-notices".to_owned()).spawn(move || {
             while let Some(notice) = queue.take() {
                 if let Err(error) = tell(&kernel, &notice) {
@@ -129,6 +167,8 @@ impl Notifier {
         let mut state = self.queue.lock();
         state.is_closed = true;
         state.notices.clear();
+        // It has the connection to the kernel, which ends with its last user.
+        state.kernel = None;
         self.queue.changed.notify_all();
     }
 }

@@ -22,7 +22,7 @@ use fuser::{Config, MountOption, SessionACL, SessionUnmounter};
 use rustix::process::{configure_io_flusher_behavior, is_io_flusher};
 use sealblock_runtime_reactor::Mailbox;
 
-use crate::call::{Call, Forget, Permits, Writeback};
+use crate::call::{Call, Forget, Permits};
 use crate::changes::WriteFs;
 use crate::error::MountError;
 use crate::home::{ReadOnly, Served, Writable};
@@ -88,7 +88,6 @@ pub struct Session {
     calls: Arc<Mailbox<Call>>,
     forgets: Arc<Mailbox<Forget>>,
     permits: Arc<Permits>,
-    writeback: Writeback,
     /// How it can be changed.
     write: Option<WriteOptions>,
     notifier: Notifier,
@@ -153,14 +152,12 @@ impl Session {
         let forgets = Arc::<Mailbox<Forget>>::default();
         let writes =
             options.write.as_ref().map(|write| Agreed { writeback_cache: write.writeback_cache, ..Agreed::default() });
-        let writeback = Writeback::default();
         let side = KernelSide {
             root,
             calls: Arc::clone(&calls),
             permits: Arc::clone(&permits),
             forgets: Arc::clone(&forgets),
             most_in_background: (limit * 3 / 4).clamp(1, MAX_BACKGROUND) as u16,
-            writeback: writeback.clone(),
             writes,
         };
         let (session, helper) = begin(&canonical, side, options).map_err(failed)?;
@@ -181,8 +178,7 @@ impl Session {
         let (mounted, write) = (Arc::new(Mounted::new(canonical, helper)), options.write.clone());
         let notifier = Notifier::new(root, Arc::clone(&mounted));
         // From here on, dropping the session unmounts.
-        let mut session =
-            Session { mounted, calls, forgets, permits, writeback, write, notifier, thread, notices: None };
+        let mut session = Session { mounted, calls, forgets, permits, write, notifier, thread, notices: None };
         session.notices = Some(session.notifier.start(kernel).map_err(failed)?);
         session.adapt_caches();
         Ok(session)
@@ -272,8 +268,8 @@ impl Session {
     fn begin_to_stop(&self, stopped: &Arc<Mailbox<Stop>>) {
         if let Some(write) = &self.write {
             let (mounted, into, patience) = (Arc::clone(&self.mounted), Arc::clone(stopped), write.patience);
-            let writeback = self.writeback.clone();
-            let end = move || into.push(mounted.stop(&writeback, patience)).is_ok();
+            let notifier = self.notifier.clone();
+            let end = move || into.push(mounted.stop(move || notifier.write_back_here(), patience)).is_ok();
             match thread::Builder::new().name("fuse-stop".to_owned()).spawn(end) {
                 Ok(_) => return,
                 Err(error) => tracing::error!(%error, "what programs wrote last may be lost: no thread to write it"),

@@ -227,6 +227,7 @@ pub struct FsRescue {
     rw              for changes. When the command ends, all of them are durable; its exit status is 3 if they are not\n  \
     commit=SECONDS  make changes durable at this interval, 1 to 300 [default: 5]\n  \
     discard         tell the devices what becomes free\n  \
+    zero_range=written  in files without copy-on-write, zeroes of fallocate count as written\n  \
     writethrough    let each write reach the filesystem before it returns; by default the kernel collects writes, if the user is root\n  \
     dev, suid       device nodes and set-user-ID bits take effect, if the user is root\n  \
     allow_other     as --allow-other")]

@@ -17,6 +17,8 @@ pub struct MountOptions {
     pub commit_interval: Duration,
     /// Devices are told what becomes free.
     pub discards: bool,
+    /// What becomes zeroes counts as written, in files that are not copied on write.
+    pub zeroes_are_written: bool,
     /// The kernel passes on each write before it returns.
     pub writes_through: bool,
     /// Device nodes take effect.
@@ -36,6 +38,7 @@ impl FromStr for MountOptions {
             writes: false,
             commit_interval: COMMIT_INTERVAL,
             discards: false,
+            zeroes_are_written: false,
             writes_through: false,
             allows_devices: false,
             allows_set_id: false,
@@ -48,6 +51,8 @@ impl FromStr for MountOptions {
                 "ro" => options.writes = false,
                 "discard" => options.discards = true,
                 "nodiscard" => options.discards = false,
+                "zero_range=written" => options.zeroes_are_written = true,
+                "zero_range=unwritten" => options.zeroes_are_written = false,
                 "writethrough" => options.writes_through = true,
                 "dev" => options.allows_devices = true,
                 "nodev" => options.allows_devices = false,
@@ -62,6 +67,7 @@ impl FromStr for MountOptions {
         }
         let for_changes = [
             (options.discards, "discard"),
+            (options.zeroes_are_written, "zero_range"),
             (options.writes_through, "writethrough"),
             (options.allows_devices, "dev"),
             (options.allows_set_id, "suid"),
@@ -78,8 +84,8 @@ impl FromStr for MountOptions {
 fn commit_interval(option: &str) -> Result<Duration, String> {
     let Some(seconds) = option.strip_prefix("commit=") else {
         return Err(format!(
-            "{option:?} is not an option; they are ro, rw, commit=SECONDS, [no]discard, writethrough, [no]dev, [no]suid \
-             and allow_other"
+            "{option:?} is not an option; they are ro, rw, commit=SECONDS, [no]discard, zero_range=written|unwritten, \
+             writethrough, [no]dev, [no]suid and allow_other"
         ));
     };
     let in_range = seconds.parse().ok().filter(|seconds| (1..=MAX_COMMIT_S).contains(seconds));
@@ -95,10 +101,20 @@ mod tests {
         let of = |text: &str| text.parse::<MountOptions>();
         let plain = of("ro").unwrap();
         assert_eq!((plain.writes, plain.commit_interval), (false, COMMIT_INTERVAL));
-        let all = of("ro,rw,commit=30,discard,writethrough,dev,suid,allow_other").unwrap();
-        assert!(all.writes && all.discards && all.writes_through && all.allows_devices && all.allow_other);
+        let all = of("ro,rw,commit=30,discard,zero_range=written,writethrough,dev,suid,allow_other").unwrap();
+        assert!(
+            all.writes
+                && all.discards
+                && all.zeroes_are_written
+                && all.writes_through
+                && all.allows_devices
+                && all.allow_other
+        );
         assert_eq!((all.commit_interval, all.allows_set_id), (Duration::from_secs(30), true));
-        assert_eq!(of("rw,discard,dev,suid,ro,nodiscard,nodev,nosuid"), Ok(plain));
+        assert_eq!(
+            of("rw,discard,dev,zero_range=written,suid,ro,nodiscard,nodev,zero_range=unwritten,nosuid"),
+            Ok(plain)
+        );
         for (bad, why) in [
             ("", "not an option"),
             ("rw,", "not an option"),
@@ -107,6 +123,8 @@ mod tests {
             ("commit=x", "1 to"),
             ("commit=3", "commit is only for mounts with rw"),
             ("rw,discard,ro", "discard is only"),
+            ("zero_range=written", "zero_range is only"),
+            ("rw,zero_range=maybe", "not an option"),
             ("writethrough", "writethrough is only"),
             ("suid", "suid is only"),
             ("ro,dev", "dev is only"),

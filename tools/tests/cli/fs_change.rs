@@ -392,6 +392,52 @@ fn linux_uses_what_was_written_and_keeps_others_out() {
     mount.unmount().unwrap();
 }
 
+/// Of several subvolumes none is deleted if one cannot be.
+#[test]
+fn all_subvolumes_are_deleted_or_none() {
+    if let Err(why) = has_mounts() {
+        return skipped(&why);
+    }
+    let place = new(200 * MIB, "");
+    place.run("fs subvolume create disk:home disk:home/one disk:home/one/two disk:home/other").succeeds();
+    let linux = |change: &dyn Fn(&Mount)| {
+        let mount = Mount::new(&[place.path("disk")], "noatime").unwrap();
+        change(&mount);
+        mount.unmount().unwrap();
+    };
+    let make_read_only = |mount: &Mount, value: &str| {
+        let path = mount.path("home/one");
+        run("btrfs", ["property".as_ref(), "set".as_ref(), path.as_os_str(), "ro".as_ref(), value.as_ref()]).unwrap();
+    };
+    let set_default = |mount: &Mount, path: &str| {
+        let path = mount.path(path);
+        run("btrfs", ["subvolume".as_ref(), "set-default".as_ref(), path.as_os_str()]).unwrap();
+    };
+    let refuses = |words: &[&str]| {
+        let before = place.run("fs subvolume list disk: --json").succeeds().json();
+        for command in ["fs subvolume delete -R disk:5/home", "fs rm -r --subvolumes disk:5/home"] {
+            place.run(command).fails(3, words);
+        }
+        assert_eq!(place.run("fs subvolume list disk: --json").succeeds().json(), before);
+        is_clean(&place);
+    };
+    linux(&|mount| make_read_only(mount, "true"));
+    refuses(&["subvolume 258 is in subvolume 257, which is read-only"]);
+    linux(&|mount| {
+        make_read_only(mount, "false");
+        set_default(mount, "home/one/two");
+    });
+    refuses(&["subvolume 258 is the default subvolume"]);
+    linux(&|mount| {
+        run("btrfs", ["subvolume".as_ref(), "set-default".as_ref(), "5".as_ref(), mount.path("").as_os_str()])
+            .map(drop)
+            .unwrap()
+    });
+    let deleted = place.run("fs subvolume delete -R disk:5/home --json").succeeds().json();
+    assert_eq!(deleted["subvolumes"].as_array().unwrap().len(), 4);
+    is_clean(&place);
+}
+
 #[test]
 fn a_block_device_is_written_unless_it_is_mounted() {
     if let Err(why) = has_mounts() {

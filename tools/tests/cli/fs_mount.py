@@ -7,6 +7,7 @@ import sys
 import time
 
 SYNC, CLONE = 0xB700, 0x4020B701
+WRITE_ZEROES = 0x4010B705
 CREATE, DELETE, SNAPSHOT = 0xC108B702, 0x4108B703, 0xC118B704
 GET_FLAGS, SET_FLAGS, TRIM = 0x80086601, 0x40086602, 0xC0185879
 NO_COW, APPEND, IMMUTABLE = 0x00800000, 0x20, 0x10
@@ -82,6 +83,17 @@ with open("nocow", "wb") as file:
         copied += os.copy_file_range(reading, target, 100000 - copied, copied, copied)
 assert open("copy", "rb").read() == b"z" * 100000
 
+# Written zeroes are for files without checksums, and within the file.
+with open("nocow", "r+b") as file:
+    os.fsync(file.fileno())
+    fcntl.ioctl(file.fileno(), WRITE_ZEROES, struct.pack("=2Q", 5000, 50000))
+    fails(errno.EINVAL, fcntl.ioctl, file.fileno(), WRITE_ZEROES, struct.pack("=2Q", 5000, 95001))
+    fails(errno.EINVAL, fcntl.ioctl, file.fileno(), WRITE_ZEROES, struct.pack("=2Q", 1 << 63, 1 << 63))
+    fails(errno.EINVAL, fcntl.ioctl, file.fileno(), WRITE_ZEROES, struct.pack("=2Q", 0, 0))
+fails(errno.EOPNOTSUPP, fcntl.ioctl, target, WRITE_ZEROES, struct.pack("=2Q", 0, 4096))
+fails(errno.EISDIR, fcntl.ioctl, top, WRITE_ZEROES, struct.pack("=2Q", 0, 4096))
+comes(lambda: open("nocow", "rb").read() == b"z" * 5000 + bytes(50000) + b"z" * 45000)
+
 # A snapshot has what was written before it, also what only the kernel had.
 late = os.open("late", os.O_RDWR | os.O_CREAT)
 os.write(late, b"before")
@@ -89,6 +101,16 @@ fcntl.ioctl(top, SNAPSHOT, named(b"whole", os.stat(".").st_ino, 1))
 comes(lambda: os.path.exists("whole/late"))
 assert open("whole/late", "rb").read() == b"before"
 fcntl.ioctl(top, DELETE, named(b"whole"))
+comes(lambda: not os.path.exists("whole"))
+# Also what is on its way when the command begins.
+large = os.urandom(20 << 20)
+for number in range(5):
+    os.pwrite(late, large, 4096 * number)
+    fcntl.ioctl(top, SNAPSHOT, named(b"whole", os.stat(".").st_ino, 1))
+    comes(lambda: os.path.exists("whole/late"))
+    assert open("whole/late", "rb").read()[4096 * number :] == large
+    fcntl.ioctl(top, DELETE, named(b"whole"))
+    comes(lambda: not os.path.exists("whole"))
 os.close(late)
 
 # What may be written to a file is decided when it is opened, and then it is written.

@@ -24,6 +24,7 @@ const KILLS: u64 = 10;
 /// The flag of open(2) for writes that are durable when they return.
 const O_DSYNC: i32 = 0o10_000;
 const SECTOR: usize = 4096;
+const NODE: usize = 16 << 10;
 
 /// A place with a new filesystem in `disk`, and a directory `point`.
 fn new(bytes: u64) -> Place {
@@ -102,6 +103,35 @@ fn what_programs_write_is_there_for_linux() {
     let serving = Serving::new(&place, "-o rw disk point");
     assert_eq!(place.read("point/from Linux"), b"here");
     assert_eq!(serving.end(), 0);
+    is_clean(&place);
+}
+
+/// A copy of a node that was found damaged is told at the end, and the point of a mount is a directory.
+#[test]
+fn a_damaged_copy_is_told_at_the_end() {
+    if !can_mount() {
+        return;
+    }
+    let place = new(300 * MIB);
+    place.run("fs mount -o rw disk disk").fails(3, &["not a directory"]);
+    place.run("fs mkdir disk/here-is-the-name").succeeds();
+    let serving = Serving::new(&place, "-o rw disk point");
+    assert_eq!(serving.unmount(), 0);
+    place.run("fs check disk").succeeds().says(&["clean; "]);
+    let mut image = place.read("disk");
+    let name = b"here-is-the-name";
+    let is_node = |node: &&mut [u8]| **node != [0; NODE] && node.windows(name.len()).any(|bytes| bytes == name);
+    let mut nodes: Vec<&mut [u8]> = image.chunks_exact_mut(NODE).filter(is_node).collect();
+    // Older nodes are still there, too. The first copies of all come before the second ones.
+    let copies = nodes.len() / 2;
+    nodes.iter_mut().take(copies).for_each(|node| node[NODE / 2] ^= 1);
+    place.write("disk", &image);
+    let serving = Serving::new(&place, "-o rw disk point");
+    assert!(place.path("point/here-is-the-name").is_dir());
+    assert_eq!(serving.unmount(), 1);
+    let serving = Serving::new(&place, "-o rw disk point");
+    assert!(place.path("point/here-is-the-name").is_dir());
+    assert_eq!(serving.unmount(), 0, "the copy was restored");
     is_clean(&place);
 }
 
@@ -198,6 +228,72 @@ fn commands_make_subvolumes_and_snapshots() {
         listed["subvolumes"].as_array().unwrap().iter().map(|one| one["path"].to_string()).collect();
     paths.sort_unstable();
     assert_eq!(paths, ["\"/\"", "\"/empty\"", "\"/snapshot\""]);
+}
+
+/// What programs wrote is durable after a command, though they have not synced it.
+#[test]
+fn a_command_makes_everything_durable() {
+    if !can_mount() {
+        return;
+    }
+    if !has("python3") {
+        return skipped("ioctl needs python3");
+    }
+    let place = new(300 * MIB);
+    for round in 0..3 {
+        let serving = Serving::new(&place, "-o rw,commit=300 disk point");
+        let data = noise(round, 20 << 20);
+        let mut file = File::create(place.path("point/file")).unwrap();
+        file.write_all(&data).unwrap();
+        let ioctl = "import fcntl, os, sys; fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0xb700)";
+        run("python3", ["-c".as_ref(), ioctl.as_ref(), place.path("point").as_os_str()]).unwrap();
+        serving.kill();
+        assert!(place.run("fs cat disk/file").succeeds().stdout == data);
+    }
+    place.run("fs mkdir disk/x").succeeds();
+    is_clean(&place);
+}
+
+/// With an option, zeroes of fallocate(2) are written ones, where the file can have them.
+#[test]
+fn zeroes_of_programs_are_written_if_they_are_to_be() {
+    if !can_mount() {
+        return;
+    }
+    let (place, data) = (new(300 * MIB), noise(9, 3_000_000));
+    for (option, is_written) in [("zero_range=written", true), ("zero_range=unwritten", false)] {
+        let serving = Serving::new(&place, &format!("-o rw,{option} disk point"));
+        for (name, flags) in [("plain", "-C"), ("nocow", "+C")] {
+            let path = place.path(format!("point/{name}"));
+            File::create(&path).unwrap();
+            run("chattr", [flags.as_ref(), path.as_os_str()]).unwrap();
+            fs::write(&path, &data).unwrap();
+            let zero = |arguments: &[&str]| {
+                let path = path.to_str().unwrap();
+                run("fallocate", ["--zero-range"].iter().chain(arguments).chain([&path])).unwrap();
+            };
+            zero(&["-o", "1000000", "-l", "5000000"]);
+            // Behind the end of the file, with the size as it is.
+            zero(&["-n", "-o", "5500000", "-l", "2000000"]);
+            let found = fs::read(&path).unwrap();
+            assert_eq!(found.len(), 6_000_000, "{name}");
+            assert!(found[..1_000_000] == data[..1_000_000] && found[1_000_000..].iter().all(|byte| *byte == 0));
+        }
+        assert_eq!(serving.unmount(), 0);
+        place.run("fs check disk").succeeds().says(&["clean; "]);
+        if let Err(why) = has_mounts() {
+            return skipped(&why);
+        }
+        let mount = Mount::new(&[place.path("disk")], "noatime").unwrap();
+        for (name, is_unwritten) in [("plain", true), ("nocow", !is_written)] {
+            let extents = run("filefrag", ["-v".as_ref(), mount.path(name).as_os_str()]).unwrap();
+            // Those behind the end are unwritten in any case.
+            let within = extents.lines().filter(|line| line.contains("unwritten") && !line.contains("last"));
+            assert_eq!(within.count() > 0, is_unwritten, "{option}, {name}: {extents}");
+            fs::remove_file(mount.path(name)).unwrap();
+        }
+        mount.unmount().unwrap();
+    }
 }
 
 /// What a file may have after a crash: the content that was synced, and those that were written later. `None` for a file

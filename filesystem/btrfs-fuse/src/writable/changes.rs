@@ -62,15 +62,23 @@ impl Writable<'_> {
 
     /// Deletes the subvolume at a place. Its nodes are dropped when the kernel knows no inode of it. Returns its number.
     pub(super) async fn delete_subvolume(&self, directory: InodeId, name: &[u8]) -> Result<u64, FsError> {
+        let found = match self.resolve(directory, name).await? {
+            Some(Resolved::Subvolume(root)) => Some(root),
+            _ => None,
+        };
         // There would be nowhere to write what programs still write.
-        if let Some(Resolved::Subvolume(root)) = self.resolve(directory, name).await?
-            && self.numbers.of_subvolume(root).is_some_and(|numbers| self.known.has_open(numbers))
-        {
+        if found.and_then(|root| self.numbers.of_subvolume(root)).is_some_and(|numbers| self.known.has_open(numbers)) {
             return Err(refused(libc::EBUSY, "a file of the subvolume is open"));
         }
-        let deleted = self.engine.delete_subvolume(place_of(directory, name), now()).await.map_err(to_fuse_error)?;
+        let is_new = found.is_some_and(|root| self.deleted.borrow_mut().insert(root));
+        let deleted = self.engine.delete_subvolume(place_of(directory, name), now()).await;
+        match (&deleted, found) {
+            (Ok(root), _) => _ = self.deleted.borrow_mut().insert(*root),
+            (Err(_), Some(root)) if is_new => _ = self.deleted.borrow_mut().remove(&root),
+            (Err(_), _) => {}
+        }
         self.has_dead.set(true);
-        Ok(deleted)
+        deleted.map_err(to_fuse_error)
     }
 
     async fn rename_in(
@@ -155,7 +163,8 @@ impl WriteFs for Writable<'_> {
         let id = self.create_inode(new, NewFile::Regular).await?;
         let handle = if mode.writes { WRITES } else { 0 };
         let attributes = self.attributes_of(id).await?;
-        self.known.open(attributes.ino);
+        // The kernel gets to know it only if it is opened.
+        self.open_known(attributes.ino, id).inspect_err(|_| _ = self.known.forget(attributes.ino))?;
         Ok((attributes, Opened { handle }))
     }
 

@@ -6,6 +6,8 @@
 //! The kernel says who asks, but not to which groups the user belongs, so these commands ask for more than permissions: the
 //! user owns what is changed and what is read, or is root.
 
+use std::cell::Cell;
+
 use sealblock_btrfs_engine::data::{FilePlace, now};
 use sealblock_btrfs_engine::inode::{Ownership, SETTABLE_FLAGS};
 use sealblock_btrfs_engine::operations::{NewSnapshot, Resolved};
@@ -28,7 +30,7 @@ const NAME_BYTES: usize = 256;
 /// Bytes of the arguments of commands for subvolumes: a number and a name, and then two more numbers.
 const SUBVOLUME_BYTES: usize = 8 + NAME_BYTES;
 const SNAPSHOT_BYTES: usize = SUBVOLUME_BYTES + 16;
-/// The number of snapshots that may wait at once for the kernel to write its pages.
+/// The number of commands that may wait at once for the kernel to write its pages.
 const MOST_WRITING_BACK: usize = 8;
 /// Bytes of the extended flags: 4 of flags, and then what other filesystems have.
 const EXTENDED_BYTES: usize = 28;
@@ -50,7 +52,7 @@ pub const SET_EXTENDED_FLAGS: u32 = number(WRITE, b'X' as u32, 32, EXTENDED_BYTE
 /// first byte, the number of bytes, and the least bytes of a run; the first two must stand for all of the filesystem. The
 /// answer has the bytes that were discarded in place of the second one.
 pub const TRIM: u32 = number(READ | WRITE, b'X' as u32, 121, 24);
-/// Makes everything durable that was changed in the filesystem, also by others.
+/// Makes everything durable that was changed in the filesystem, also by others, and what programs have written.
 pub const SYNC: u32 = number(NONE, TYPE, 0, 0);
 /// Makes the file share a range of another one, or fails: the inode number of that file in this mount, the first byte in
 /// it, the number of bytes or 0 for all up to its end, and the first byte in this file. Both must have been synced, and the
@@ -63,6 +65,9 @@ pub const SUBVOLUME_DELETE: u32 = number(WRITE, TYPE, 3, SUBVOLUME_BYTES);
 /// Makes a snapshot in the directory: 0, a name, the inode number of the top directory of a subvolume in this mount, and
 /// 1 for a read-only one or 0. The answer has the snapshot's number in place of the first 0.
 pub const SNAPSHOT_CREATE: u32 = number(READ | WRITE, TYPE, 4, SNAPSHOT_BYTES);
+/// Makes a range of the file zeroes that are written, or fails: the first byte, and the number of bytes. The file has
+/// NODATACOW and was synced before, and the range lies within it, as the kernel may not notice that it grows.
+pub const WRITE_ZEROES: u32 = number(WRITE, TYPE, 5, 16);
 
 /// Flags of Linux, and what they are in an inode.
 const FLAGS: [(u32, InodeFlags); 9] = [
@@ -85,6 +90,15 @@ const EXTENDED_FLAGS: [(u32, InodeFlags); 5] = [
     (0x40, InodeFlags::NOATIME),
     (0x80, InodeFlags::NODUMP),
 ];
+
+/// Takes one from a count when it is dropped.
+struct OneLess<'a>(&'a Cell<usize>);
+
+impl Drop for OneLess<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
 
 /// The numbers and the name in an argument.
 struct Argument<'a> {
@@ -156,12 +170,14 @@ impl Writable<'_> {
             }
             TRIM => self.trim(caller, &Argument::new(argument, 24)?).await?,
             SYNC => {
+                self.write_back().await?;
                 self.sync_all().await.map_err(to_write_error)?;
                 Vec::new()
             }
             CLONE => self.clone_file(caller, id, &Argument::new(argument, 32)?).await?,
             SUBVOLUME_CREATE => self.create_subvolume(caller, id, &Argument::new(argument, SUBVOLUME_BYTES)?).await?,
             SUBVOLUME_DELETE => self.remove_by_command(caller, id, &Argument::new(argument, SUBVOLUME_BYTES)?).await?,
+            WRITE_ZEROES => self.write_zeroes(caller, id, &Argument::new(argument, 16)?).await?,
             SNAPSHOT_CREATE => self.create_snapshot(caller, id, &Argument::new(argument, SNAPSHOT_BYTES)?).await?,
             _ => return Err(FsError::NoSuchCommand),
         };
@@ -218,13 +234,22 @@ impl Writable<'_> {
             0 => source_size.saturating_sub(from_offset),
             bytes => bytes,
         };
-        if to_offset.saturating_add(bytes) > size {
-            return Err(refused(libc::EINVAL, "the range ends behind the end of the file"));
-        }
+        check_range(to_offset, bytes, size)?;
         let place = |id: InodeId, offset| FilePlace { root: id.root, ino: id.ino, offset };
         let cloned = self.engine.clone_range(place(from, from_offset), place(to, to_offset), bytes).await;
         self.tell(to, None);
         cloned.map(|()| Vec::new()).map_err(to_write_error)
+    }
+
+    async fn write_zeroes(&self, caller: Caller, id: InodeId, argument: &Argument<'_>) -> Result<Vec<u8>, FsError> {
+        let size = self.regular(id).await?.size.get();
+        self.check_owner(caller, id).await?;
+        let (offset, bytes) = (argument.number(0), argument.number(8));
+        check_range(offset, bytes, size)?;
+        self.drop_rights(self.number(id)?, id, false).await?;
+        let zeroed = self.engine.write_zeroes(id.root, id.ino, offset, bytes).await;
+        self.tell(id, None);
+        zeroed.map(|()| Vec::new()).map_err(to_write_error)
     }
 
     async fn create_subvolume(
@@ -292,11 +317,12 @@ impl Writable<'_> {
     async fn write_back(&self) -> Result<(), FsError> {
         let Some(notifier) = self.notifier.get() else { return Ok(()) };
         if self.writing_back.get() >= MOST_WRITING_BACK {
-            return Err(refused(libc::EBUSY, "too many snapshots at once"));
+            return Err(refused(libc::EBUSY, "too many commands at once wait for the kernel's pages"));
         }
         self.writing_back.set(self.writing_back.get() + 1);
+        // Also if the request panics.
+        let _one_less = OneLess(&self.writing_back);
         let written = notifier.write_back().await;
-        self.writing_back.set(self.writing_back.get() - 1);
         written.map_err(|error| refused(libc::EIO, format!("the kernel does not write its pages: {error}")))
     }
 
@@ -311,6 +337,14 @@ impl Writable<'_> {
         if let Some(name) = name {
             notifier.entry(number, name);
         }
+    }
+}
+
+/// Refuses a range behind the end of a file.
+fn check_range(offset: u64, bytes: u64, size: u64) -> Result<(), FsError> {
+    match offset.saturating_add(bytes) > size {
+        true => Err(refused(libc::EINVAL, "the range ends behind the end of the file")),
+        false => Ok(()),
     }
 }
 
@@ -335,7 +369,7 @@ mod tests {
         assert_eq!((GET_EXTENDED_FLAGS, SET_EXTENDED_FLAGS), (0x801c_581f, 0x401c_5820));
         assert_eq!((SYNC, CLONE), (0xb700, 0x4020_b701));
         assert_eq!((SUBVOLUME_CREATE, SUBVOLUME_DELETE), (0xc108_b702, 0x4108_b703));
-        assert_eq!(SNAPSHOT_CREATE, 0xc118_b704);
+        assert_eq!((SNAPSHOT_CREATE, WRITE_ZEROES), (0xc118_b704, 0x4010_b705));
     }
 
     #[test]

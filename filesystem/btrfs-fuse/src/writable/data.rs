@@ -38,7 +38,7 @@ impl Writable<'_> {
             self.drop_rights(number, file, mode.kills_set_id).await?;
             self.engine.truncate(file.root, file.ino, 0).await.map_err(to_write_error)?;
         }
-        self.known.open(number);
+        self.open_known(number, file)?;
         let is_synchronous = flags.contains(InodeFlags::SYNC);
         Ok(if mode.writes { WRITES } else { 0 } | if is_synchronous { IS_SYNCHRONOUS } else { 0 })
     }
@@ -115,9 +115,33 @@ impl Writable<'_> {
         let allocated = match what {
             Allocate::Reserve => self.engine.allocate_range(root, ino, (offset, bytes), keeps_size).await,
             Allocate::PunchHole => self.engine.punch(root, ino, offset, bytes).await,
+            Allocate::Zero if self.options.zeroes_are_written => {
+                self.zero_written(file, (offset, bytes), keeps_size).await
+            }
             Allocate::Zero => self.engine.zero_range(root, ino, (offset, bytes), keeps_size).await,
         };
         allocated.map_err(to_write_error)
+    }
+
+    /// Makes a range zeroes: written ones where the file can have them.
+    async fn zero_written(
+        &self,
+        InodeId { root, ino }: InodeId,
+        (offset, bytes): (u64, u64),
+        keeps_size: bool,
+    ) -> Result<(), EngineError> {
+        let item = self.engine.stat(root, ino).await?;
+        let can_have = item.flags().contains(InodeFlags::NODATACOW | InodeFlags::NODATASUM);
+        // Behind the end of a file nothing is written.
+        let within = if keeps_size { item.size.get().saturating_sub(offset) } else { bytes };
+        let written = if can_have { bytes.min(within) } else { 0 };
+        if written > 0 {
+            self.engine.write_zeroes(root, ino, offset, written).await?;
+        }
+        match bytes - written {
+            0 => Ok(()),
+            rest => self.engine.zero_range(root, ino, (offset + written, rest), keeps_size).await,
+        }
     }
 
     /// Copies a range: files share what consists of whole sectors, and the rest is read and written.

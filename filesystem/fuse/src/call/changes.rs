@@ -1,8 +1,5 @@
 //! Requests that change the filesystem. They own what the kernel only lends.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyWrite};
 
 use crate::changes::{Allocate, Caller, Changes, Content, CopyRange, NewInode, OpenMode, RenameMode, Write, XattrMode};
@@ -42,33 +39,6 @@ impl OwnedContent {
             OwnedContent::Symlink(target) => Content::Symlink(target),
             OwnedContent::Node(kind, device) => Content::Node(*kind, *device),
         }
-    }
-}
-
-/// Counts the writes from the kernel's page cache, from when they arrive until they are answered or dropped.
-#[derive(Clone, Debug, Default)]
-pub struct Writeback(Arc<AtomicU64>);
-
-/// One of these writes.
-#[derive(Debug)]
-pub struct WritebackGuard(Writeback);
-
-impl Writeback {
-    /// One more.
-    pub fn begin(&self) -> WritebackGuard {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        WritebackGuard(self.clone())
-    }
-
-    /// True if there is none.
-    pub fn is_idle(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == 0
-    }
-}
-
-impl Drop for WritebackGuard {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -116,7 +86,6 @@ pub enum ChangeRequest {
     Write {
         write: Write,
         /// If the kernel writes back from its page cache.
-        writeback: Option<WritebackGuard>,
         reply: ReplyWrite,
     },
     Sync {

@@ -21,6 +21,10 @@ impl<F: WriteFs> Served for Writable<'_, F> {
         let known = Some(&self.known);
         match request {
             FsRequest::Open { ino, mode, bypasses_cache, reply } => self.open(ino, mode, bypasses_cache, reply).await,
+            FsRequest::Release { ino, .. } => {
+                self.notifier.closed(ino);
+                answer_reading(self.fs, known, MAX_COOKIE, request).await;
+            }
             FsRequest::OpenDirectory { ino, reply } => self.open_directory(ino, reply).await,
             FsRequest::ReleaseDirectory { handle, reply } => {
                 self.release_directory(handle);
@@ -89,10 +93,7 @@ async fn answer_change<F: WriteFs>(served: &Writable<'_, F>, request: ChangeRequ
 async fn answer_content<F: WriteFs>(served: &Writable<'_, F>, request: ChangeRequest) {
     let fs = served.fs;
     match request {
-        ChangeRequest::Write { write, writeback, reply } => {
-            answer_write(served, write, reply).await;
-            drop(writeback);
-        }
+        ChangeRequest::Write { write, reply } => answer_write(served, write, reply).await,
         ChangeRequest::Sync { ino, data_only, reply } => {
             answer_empty(fs.sync(ino, data_only).await, ("sync", ino), reply);
         }
@@ -154,6 +155,7 @@ async fn create<F: WriteFs>(
     match entry(&attributes, served.fs.root()) {
         Ok(attr) => {
             served.known.add(attributes.ino);
+            served.notifier.opened(attributes.ino);
             let handle = FileHandle(opened.handle);
             reply.created(&CACHE_TIMEOUT, &attr, GENERATION, handle, flags_of_open(bypasses_cache));
         }

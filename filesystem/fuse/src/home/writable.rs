@@ -73,6 +73,7 @@ impl<'a, F: WriteFs> Writable<'a, F> {
                 if is_killing {
                     self.notifier.attributes(ino);
                 }
+                self.notifier.opened(ino);
                 reply.opened(FileHandle(opened.handle), flags_of_open(bypasses_cache));
             }
             Err(error) => reply.error(error.report_change("open", ino)),

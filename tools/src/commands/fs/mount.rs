@@ -15,6 +15,7 @@ use sealblock_stack::filesystem::OpenFilesystem;
 use sealblock_stack::identity::new_uuid;
 use sealblock_stack::{Cause, StackError, on_reactor};
 
+use super::allocate::without_zeroes;
 use super::place::{resolve, say_state, with_filesystem};
 use super::write::{engine_error, note_damage};
 use crate::cli::FsMount;
@@ -58,7 +59,12 @@ async fn serve_changes(arguments: &FsMount, open: &OpenFilesystem) -> Result<Exi
         ..EngineOptions::default()
     };
     let engine = Engine::open(&open.filesystem, options).await.map_err(of_engine)?;
-    let options = WritableOptions { new_uuid: || new_uuid().map_err(io::Error::other) };
+    let zeroes_are_written = arguments.options.zeroes_are_written;
+    let slow = if zeroes_are_written { without_zeroes(&engine) } else { Vec::new() };
+    if !slow.is_empty() {
+        note(&format_args!("{} cannot make zeroes, so that written zeroes are transferred", slow.join(", ")));
+    }
+    let options = WritableOptions { new_uuid: || new_uuid().map_err(io::Error::other), zeroes_are_written };
     let writable = Writable::new(&engine, (root.tree.id, root.ino), options).await;
     let writable = writable.map_err(|error| failed(arguments, Cause::Damaged, error))?;
     let is_root = rustix::process::geteuid().is_root();
