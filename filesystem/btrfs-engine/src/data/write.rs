@@ -206,12 +206,18 @@ impl Engine {
         }
     }
 
-    /// Locks the sectors of a range exclusively. If the file grows, also those from its end on.
+    /// Locks the sectors of a range exclusively. If the file grows, also those from its end on. Whoever writes a file that
+    /// is in its item moves that to an extent, and so locks it: otherwise it could come back over what another write put
+    /// there meanwhile.
     pub(super) async fn lock_to_write(&self, id: FileId, offset: u64, bytes: u64) -> Result<Rc<FileLock>, EngineError> {
         let look = || {
             self.change(|transaction| {
                 let info = transaction.file_info(id)?;
                 let range = info.sectors(&info.range(offset, bytes)?);
+                let view = transaction.view(id.root)?;
+                if FileMap::new(info.file, &view).is_inline()? {
+                    return Ok(0..range.end);
+                }
                 let stored = info.stored_size();
                 let end = self.data().files.get(id).map_or(stored, |state| match state.is_tail_clean() {
                     true => state.planned_size(stored),
