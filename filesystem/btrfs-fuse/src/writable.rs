@@ -64,8 +64,6 @@ pub struct Writable<'e> {
     has_dead: Cell<bool>,
     /// Subvolumes that are being deleted, or were. No file of them is opened.
     deleted: RefCell<BTreeSet<u64>>,
-    /// The commands that wait until the kernel has written its pages.
-    writing_back: Cell<usize>,
     /// True if the work in the background is to end.
     is_ended: Cell<bool>,
     ended: Condition,
@@ -106,7 +104,6 @@ impl<'e> Writable<'e> {
             notifier,
             has_dead,
             deleted: RefCell::default(),
-            writing_back: Cell::new(0),
             is_ended,
             ended,
         })

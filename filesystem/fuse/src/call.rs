@@ -64,6 +64,8 @@ pub enum FsRequest {
     Release {
         ino: u64,
         handle: u64,
+        /// It was opened for writing.
+        writes: bool,
         reply: ReplyEmpty,
     },
     Read {

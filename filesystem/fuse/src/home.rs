@@ -105,7 +105,7 @@ async fn answer_plain<F: ReadFs>(fs: &F, request: FsRequest) {
             Ok(handle) => reply.opened(FileHandle(handle), CACHED_FLAGS),
             Err(error) => reply.error(error.report_change("open", ino)),
         },
-        FsRequest::Release { ino, handle, reply } => {
+        FsRequest::Release { ino, handle, reply, .. } => {
             fs.release(ino, handle).await;
             reply.ok();
         }

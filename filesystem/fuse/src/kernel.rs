@@ -194,12 +194,13 @@ impl Filesystem for KernelSide {
         _request: &Request,
         ino: INodeNo,
         handle: FileHandle,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.ask(FsRequest::Release { ino: self.ino(ino), handle: handle.0, reply });
+        let writes = flags.acc_mode() != OpenAccMode::O_RDONLY;
+        self.ask(FsRequest::Release { ino: self.ino(ino), handle: handle.0, writes, reply });
     }
 
     fn flush(&self, _request: &Request, _ino: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {

@@ -14,9 +14,14 @@ use std::task::Poll;
 use std::thread::{self, JoinHandle};
 
 use fuser::INodeNo;
+use rustix::io::Errno;
 use sealblock_runtime_reactor::Mailbox;
 
+use crate::error::FsError;
 use crate::mounted::Mounted;
+
+/// The number of requests that may wait at once until the kernel has written pages.
+const MOST_WAITING: usize = 16;
 
 /// Tells the kernel of changes that were not made by its requests for them: by ioctl, or by the filesystem itself.
 ///
@@ -38,8 +43,10 @@ struct Queue {
 #[derive(Default)]
 struct State {
     notices: BTreeSet<Notice>,
-    /// How often each file is open.
-    open: BTreeMap<u64, u64>,
+    /// How often each file is open for writing.
+    written: BTreeMap<u64, u64>,
+    /// The requests that wait until the kernel has written pages.
+    waiting: usize,
     /// How notices are sent, since there is a session.
     kernel: Option<fuser::Notifier>,
     is_closed: bool,
@@ -63,54 +70,86 @@ impl Notifier {
     }
 
     /// Lets the kernel write all pages that programs have changed until now, and waits until it has. A task that answers
-    /// a request may wait, as the session goes on to answer; but each of them takes one of the calls that may be in
-    /// flight, and some must be left for the pages.
+    /// a request may wait, as the session goes on to answer; but it takes one of the calls that may be in flight, and
+    /// some must be left for the pages.
     ///
     /// # Errors
-    /// If the kernel cannot write them, or the mount has ended or is covered by another one.
-    pub async fn write_back(&self) -> io::Result<()> {
+    /// EBUSY if 16 requests wait already; another number if the kernel cannot write them, or the mount has ended or is
+    /// covered by another one.
+    pub async fn write_back(&self) -> Result<(), FsError> {
+        self.wait_for(Notifier::write_back_here).await
+    }
+
+    /// As [`Notifier::write_back`], for one file. The kernel need not do anything if nobody has it open for writing.
+    pub(crate) async fn write_back_file(&self, ino: u64) -> Result<(), FsError> {
+        let node = self.node(ino);
+        self.wait_for(move |notifier| notifier.write_files(vec![node])).await
+    }
+
+    /// Runs something that waits for the kernel, on a thread of its own.
+    async fn wait_for(&self, work: impl FnOnce(&Notifier) -> io::Result<()> + Send + 'static) -> Result<(), FsError> {
+        let failed = |error: io::Error| {
+            let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+            FsError::Refused { errno, why: format!("the kernel does not write its pages: {error}") }
+        };
         let done = Arc::<Mailbox<io::Result<()>>>::default();
-        let (notifier, into) = (self.clone(), Arc::clone(&done));
-        let write = move || drop(into.push(notifier.write_back_here()));
-        thread::Builder::new().name("fuse-sync".to_owned()).spawn(write)?;
+        let (waiting, into) = (Waiting::begin(self).map_err(failed)?, Arc::clone(&done));
+        let work = move || drop(into.push(work(&waiting.0)));
+        thread::Builder::new().name("fuse-sync".to_owned()).spawn(work).map_err(failed)?;
         let mut results = Vec::new();
-        poll_fn(|cx| {
+        let written = poll_fn(|cx| {
             let taken = done.poll_take(cx, &mut results);
             match results.pop() {
                 Some(result) => Poll::Ready(result),
                 None if taken == Poll::Ready(false) => Poll::Ready(Err(io::Error::other("the thread ended"))),
                 None => Poll::Pending,
             }
-        })
-        .await
+        });
+        written.await.map_err(failed)
+    }
+
+    /// True if any file is open for writing.
+    pub(crate) fn is_any_written(&self) -> bool {
+        !self.queue.lock().written.is_empty()
+    }
+
+    /// True if a file is open for writing.
+    pub(crate) fn is_written(&self, ino: u64) -> bool {
+        self.queue.lock().written.contains_key(&self.node(ino))
     }
 
     /// As [`Notifier::write_back`], on this thread, which must not be one that answers.
     pub(crate) fn write_back_here(&self) -> io::Result<()> {
         self.mounted.send_pages()?;
-        // Some kernels do not wait for the answers, but they do for pages that they are to drop. Pages of a file that is
-        // closed were written when it was.
-        let (kernel, open): (_, Vec<u64>) = {
-            let state = self.queue.lock();
-            (state.kernel.clone(), state.open.keys().copied().collect())
-        };
-        for notice in open.into_iter().map(Notice::Inode) {
-            // A file that the kernel has just forgotten is closed.
-            let told = kernel.as_ref().map_or(Ok(()), |kernel| tell(kernel, &notice));
-            told.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })?;
+        // Pages of a file that is closed were written when it was.
+        let written = self.queue.lock().written.keys().copied().collect();
+        self.write_files(written)
+    }
+
+    /// Waits for the pages of files, by their inode numbers for the kernel. Some kernels do not wait for the answers when
+    /// they write pages back, but all do for pages that they are to drop.
+    fn write_files(&self, nodes: Vec<u64>) -> io::Result<()> {
+        let kernel = self.queue.lock().kernel.clone();
+        let Some(kernel) = kernel else { return Ok(()) };
+        for node in nodes {
+            match tell(&kernel, &Notice::Inode(node)) {
+                // The kernel has just forgotten it, so it is closed.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                told => told?,
+            }
         }
         Ok(())
     }
 
-    /// A file is opened. To be called before the kernel is told so.
+    /// A file is opened for writing. To be called before the kernel is told so.
     pub(crate) fn opened(&self, ino: u64) {
-        *self.queue.lock().open.entry(self.node(ino)).or_default() += 1;
+        *self.queue.lock().written.entry(self.node(ino)).or_default() += 1;
     }
 
-    /// What was opened is closed.
+    /// What was opened for writing is closed.
     pub(crate) fn closed(&self, ino: u64) {
         let mut state = self.queue.lock();
-        if let btree_map::Entry::Occupied(mut entry) = state.open.entry(self.node(ino)) {
+        if let btree_map::Entry::Occupied(mut entry) = state.written.entry(self.node(ino)) {
             *entry.get_mut() -= 1;
             if *entry.get() == 0 {
                 entry.remove();
@@ -194,6 +233,26 @@ impl Queue {
     }
 }
 
+/// A request that waits until the kernel has written pages; no longer counted when dropped.
+struct Waiting(Notifier);
+
+impl Waiting {
+    fn begin(notifier: &Notifier) -> io::Result<Waiting> {
+        let mut state = notifier.queue.lock();
+        if state.waiting >= MOST_WAITING {
+            return Err(Errno::BUSY.into());
+        }
+        state.waiting += 1;
+        Ok(Waiting(notifier.clone()))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.queue.lock().waiting -= 1;
+    }
+}
+
 fn tell(kernel: &fuser::Notifier, notice: &Notice) -> io::Result<()> {
     match notice {
         // A negative offset stands for no content.
@@ -237,5 +296,24 @@ mod tests {
         assert_eq!(waiting.join().unwrap(), None);
         notifier.inode(301);
         assert_eq!(notifier.queue.take(), None);
+    }
+
+    #[test]
+    fn a_file_is_written_until_each_opening_is_closed_and_few_wait() {
+        let notifier = notifier();
+        notifier.opened(300);
+        notifier.opened(300);
+        notifier.closed(300);
+        assert!(notifier.is_written(300) && !notifier.is_written(301));
+        notifier.closed(300);
+        notifier.closed(300);
+        assert!(!notifier.is_any_written());
+        let waiting: Vec<_> = (0..MOST_WAITING).map(|_| Waiting::begin(&notifier).ok().unwrap()).collect();
+        assert_eq!(
+            Waiting::begin(&notifier).err().and_then(|error| error.raw_os_error()),
+            Some(Errno::BUSY.raw_os_error())
+        );
+        drop(waiting);
+        assert!(Waiting::begin(&notifier).is_ok());
     }
 }

@@ -211,7 +211,7 @@ fn commands_make_subvolumes_and_snapshots() {
     if !has("python3") {
         return skipped("ioctl needs python3");
     }
-    let place = new(300 * MIB);
+    let place = new(1024 * MIB);
     let serving = Serving::new(&place, "-o rw disk point");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/fs_mount.py");
     let output = Command::new("python3").arg(script).arg(place.path("point")).output().unwrap();
@@ -249,6 +249,38 @@ fn a_command_makes_everything_durable() {
         run("python3", ["-c".as_ref(), ioctl.as_ref(), place.path("point").as_os_str()]).unwrap();
         serving.kill();
         assert!(place.run("fs cat disk/file").succeeds().stdout == data);
+    }
+    place.run("fs mkdir disk/x").succeeds();
+    is_clean(&place);
+}
+
+/// What is on its way from the kernel is no hole, and is in a file that replaces another one.
+#[test]
+fn pages_on_their_way_are_waited_for() {
+    if !can_mount() {
+        return;
+    }
+    let place = new(300 * MIB);
+    for round in 0..3 {
+        let serving = Serving::new(&place, "-o rw,commit=300 fault:[delay=1ms],raw:disk point");
+        let (data, [old, new]) = (noise(round, 5 << 20), ["point/old", "point/new"].map(|name| place.path(name)));
+        for _ in 0..5 {
+            let file = File::create(&new).unwrap();
+            file.write_all_at(&data, 0).unwrap();
+            // The kernel begins to write them.
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+            assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)), Ok(0));
+            assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)), Ok(data.len() as u64));
+        }
+        let file = File::create(&new).unwrap();
+        file.write_all_at(&data, 0).unwrap();
+        fs::write(&old, b"old").unwrap();
+        fs::rename(&new, &old).unwrap();
+        // It commits the names.
+        File::open(place.path("point")).unwrap().sync_all().unwrap();
+        serving.kill();
+        drop(file);
+        assert!(place.run("fs cat disk/old").succeeds().stdout == data, "{round}");
     }
     place.run("fs mkdir disk/x").succeeds();
     is_clean(&place);

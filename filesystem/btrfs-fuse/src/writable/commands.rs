@@ -6,8 +6,6 @@
 //! The kernel says who asks, but not to which groups the user belongs, so these commands ask for more than permissions: the
 //! user owns what is changed and what is read, or is root.
 
-use std::cell::Cell;
-
 use sealblock_btrfs_engine::data::{FilePlace, now};
 use sealblock_btrfs_engine::inode::{Ownership, SETTABLE_FLAGS};
 use sealblock_btrfs_engine::operations::{NewSnapshot, Resolved};
@@ -30,8 +28,6 @@ const NAME_BYTES: usize = 256;
 /// Bytes of the arguments of commands for subvolumes: a number and a name, and then two more numbers.
 const SUBVOLUME_BYTES: usize = 8 + NAME_BYTES;
 const SNAPSHOT_BYTES: usize = SUBVOLUME_BYTES + 16;
-/// The number of commands that may wait at once for the kernel to write its pages.
-const MOST_WRITING_BACK: usize = 8;
 /// Bytes of the extended flags: 4 of flags, and then what other filesystems have.
 const EXTENDED_BYTES: usize = 28;
 
@@ -90,15 +86,6 @@ const EXTENDED_FLAGS: [(u32, InodeFlags); 5] = [
     (0x40, InodeFlags::NOATIME),
     (0x80, InodeFlags::NODUMP),
 ];
-
-/// Takes one from a count when it is dropped.
-struct OneLess<'a>(&'a Cell<usize>);
-
-impl Drop for OneLess<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
-}
 
 /// The numbers and the name in an argument.
 struct Argument<'a> {
@@ -312,18 +299,12 @@ impl Writable<'_> {
         Ok(argument.answer(made))
     }
 
-    /// Lets the kernel write what programs have written. Each command that waits for that takes one of the requests that
-    /// the mount answers at once, so there must not be many.
+    /// Lets the kernel write what programs have written.
     async fn write_back(&self) -> Result<(), FsError> {
-        let Some(notifier) = self.notifier.get() else { return Ok(()) };
-        if self.writing_back.get() >= MOST_WRITING_BACK {
-            return Err(refused(libc::EBUSY, "too many commands at once wait for the kernel's pages"));
+        match self.notifier.get() {
+            Some(notifier) => notifier.write_back().await,
+            None => Ok(()),
         }
-        self.writing_back.set(self.writing_back.get() + 1);
-        // Also if the request panics.
-        let _one_less = OneLess(&self.writing_back);
-        let written = notifier.write_back().await;
-        written.map_err(|error| refused(libc::EIO, format!("the kernel does not write its pages: {error}")))
     }
 
     fn new_uuid(&self) -> Result<[u8; 16], FsError> {

@@ -8,7 +8,7 @@ use super::writable::{Writable, flags_of_open};
 use super::{CACHE_TIMEOUT, GENERATION, Served, answer_entry, answer_reading};
 use crate::attributes::{entry, file_attr};
 use crate::call::{ChangeRequest, Forget, FsRequest, NewName};
-use crate::changes::{Changes, CopyRange, OpenMode, Write, WriteFs, XattrMode};
+use crate::changes::{Changes, CopyRange, OpenMode, RenameMode, Write, WriteFs, XattrMode};
 use crate::error::FsError;
 use crate::interface::{Attributes, MAX_COOKIE, MAX_NAME_BYTES, MAX_XATTR_BYTES};
 
@@ -21,10 +21,19 @@ impl<F: WriteFs> Served for Writable<'_, F> {
         let known = Some(&self.known);
         match request {
             FsRequest::Open { ino, mode, bypasses_cache, reply } => self.open(ino, mode, bypasses_cache, reply).await,
-            FsRequest::Release { ino, .. } => {
-                self.notifier.closed(ino);
+            FsRequest::Release { ino, writes, .. } => {
+                if writes {
+                    self.notifier.closed(ino);
+                }
                 answer_reading(self.fs, known, MAX_COOKIE, request).await;
             }
+            FsRequest::Seek { ino, reply, offset, what } => match self.write_back(ino).await {
+                Ok(()) => {
+                    let request = FsRequest::Seek { ino, offset, what, reply };
+                    answer_reading(self.fs, known, MAX_COOKIE, request).await;
+                }
+                Err(error) => reply.error(error.report_change("seek", ino)),
+            },
             FsRequest::OpenDirectory { ino, reply } => self.open_directory(ino, reply).await,
             FsRequest::ReleaseDirectory { handle, reply } => {
                 self.release_directory(handle);
@@ -79,7 +88,7 @@ async fn answer_change<F: WriteFs>(served: &Writable<'_, F>, request: ChangeRequ
             answer_empty(fs.rmdir(parent, &name).await, ("rmdir", parent), reply);
         }
         ChangeRequest::Rename { from: (from, old), to: (to, new), mode, reply } => {
-            answer_empty(fs.rename((from, &old), (to, &new), mode).await, ("rename", from), reply);
+            answer_empty(rename(served, (from, &old), (to, &new), mode).await, ("rename", from), reply);
         }
         ChangeRequest::SetAttributes { ino, changes, reply } => match fs.set_attributes(ino, &changes).await {
             Ok(attributes) => reply.attr(&CACHE_TIMEOUT, &file_attr(&attributes)),
@@ -155,7 +164,9 @@ async fn create<F: WriteFs>(
     match entry(&attributes, served.fs.root()) {
         Ok(attr) => {
             served.known.add(attributes.ino);
-            served.notifier.opened(attributes.ino);
+            if mode.writes {
+                served.notifier.opened(attributes.ino);
+            }
             let handle = FileHandle(opened.handle);
             reply.created(&CACHE_TIMEOUT, &attr, GENERATION, handle, flags_of_open(bypasses_cache));
         }
@@ -164,6 +175,23 @@ async fn create<F: WriteFs>(
             reply.error(error.report_change("create", new.parent));
         }
     }
+}
+
+/// Renames. A file that replaces another one first gets what programs wrote to it.
+async fn rename<F: WriteFs>(
+    served: &Writable<'_, F>,
+    from: (u64, &[u8]),
+    to: (u64, &[u8]),
+    mode: RenameMode,
+) -> Result<(), FsError> {
+    if matches!(mode, RenameMode::Replace | RenameMode::Exchange) && served.is_any_written() {
+        match served.fs.lookup(from.0, from.1).await {
+            Ok(source) => served.write_back(source.ino).await?,
+            Err(FsError::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    served.fs.rename(from, to, mode).await
 }
 
 fn answer_made<F: WriteFs>(

@@ -9,6 +9,7 @@ use fuser::{FileHandle, FopenFlags, ReplyOpen};
 
 use crate::attributes::{CACHED_FLAGS, DIRECT_FLAGS, DIRECTORY_FLAGS};
 use crate::changes::{OpenMode, WriteFs};
+use crate::error::FsError;
 use crate::interface::MAX_COOKIE;
 use crate::known::Known;
 use crate::notices::Notifier;
@@ -33,6 +34,22 @@ impl<'a, F: WriteFs> Writable<'a, F> {
     pub fn new(fs: &'a F, notifier: Notifier, patience: Duration) -> Writable<'a, F> {
         let (known, directories, next_directory) = (Known::default(), RefCell::default(), Cell::new(0));
         Writable { fs, known, directories, next_directory, notifier, patience }
+    }
+
+    /// True if a file may have pages that are not here.
+    pub fn is_any_written(&self) -> bool {
+        self.notifier.is_any_written()
+    }
+
+    /// Waits until the kernel has written the pages of a file that somebody writes.
+    ///
+    /// # Errors
+    /// As for [`Notifier::write_back`].
+    pub async fn write_back(&self, ino: u64) -> Result<(), FsError> {
+        if !self.notifier.is_written(ino) {
+            return Ok(());
+        }
+        self.notifier.write_back_file(ino).await
     }
 
     /// Opens a directory. Its handle stands for its last cookie now.
@@ -73,7 +90,9 @@ impl<'a, F: WriteFs> Writable<'a, F> {
                 if is_killing {
                     self.notifier.attributes(ino);
                 }
-                self.notifier.opened(ino);
+                if mode.writes {
+                    self.notifier.opened(ino);
+                }
                 reply.opened(FileHandle(opened.handle), flags_of_open(bypasses_cache));
             }
             Err(error) => reply.error(error.report_change("open", ino)),
