@@ -194,10 +194,6 @@ impl Engine {
         }
     }
 
-    pub(crate) fn damaged_nodes(&self) -> &DamagedNodes {
-        &self.damaged_nodes
-    }
-
     pub(crate) fn data(&self) -> &DataState {
         &self.data
     }
@@ -342,8 +338,12 @@ impl Engine {
 
     pub(crate) fn remember_bad(&self, bad: Vec<BadCopy>) {
         let mut all = self.bad_copies.borrow_mut();
-        let room = MAX_BAD_COPIES - all.len().min(MAX_BAD_COPIES);
-        all.extend(bad.into_iter().take(room));
+        for one in bad {
+            // The same copy of a superblock may fail at each commit.
+            if all.len() < MAX_BAD_COPIES && all.iter().all(|other| other.place != one.place) {
+                all.push(one);
+            }
+        }
     }
 
     pub(crate) fn check_stopped(&self) -> Result<(), EngineError> {
@@ -511,13 +511,14 @@ impl Engine {
         // All of the transaction is durable on these.
         let oldest = self.supers.borrow().values().copied().min().unwrap_or(self.durable.get());
         CommitRecord::new(oldest, items.iter().map(|item| item.uuid)).write(&mut superblock);
-        let failed = storage.devices.write_supers(&superblock, &items).await;
+        let (failed, bad) = storage.devices.write_supers(&superblock, &items).await;
+        self.remember_bad(bad);
         failed.iter().for_each(|(devid, fault)| self.device_failed(*devid, fault));
         if failed.len() >= items.len() {
             return Err(self.stop("no superblock can be written".into()));
         }
         let generation = superblock.generation.get();
-        self.write_damaged_nodes(storage).await;
+        self.damaged_nodes.write(storage, self.durable.get(), |devid| self.has_failed(devid)).await;
         let is_written = |item: &&DevItem| failed.iter().all(|(devid, _)| *devid != item.devid.get());
         *self.supers.borrow_mut() =
             items.iter().filter(is_written).map(|item| (item.devid.get(), generation)).collect();

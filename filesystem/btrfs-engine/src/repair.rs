@@ -13,8 +13,6 @@ use sealblock_btrfs::replicas::Storage;
 use sealblock_btrfs::{BadCopy, CopyFault};
 use sealblock_runtime_memory::Slice;
 
-use crate::engine::Engine;
-
 /// The maximum number of nodes that are kept for it: 16 MiB with nodes of 64 KiB.
 const MAX_NODES: usize = 256;
 
@@ -46,19 +44,16 @@ impl DamagedNodes {
     pub fn is_any(&self) -> bool {
         !self.0.borrow().is_empty()
     }
-}
 
-impl Engine {
-    /// Writes the damaged copies anew. To be called by a commit, before its transaction counts as durable. A copy that
-    /// cannot be written stays as it is.
-    pub(crate) async fn write_damaged_nodes(&self, storage: &Storage) {
-        let durable = self.durable_generation();
-        let nodes = self.damaged_nodes().0.take();
+    /// Writes the damaged copies anew, except those on devices that have failed. To be called by a commit, before its
+    /// transaction counts as durable: `durable` is the one before. A copy that cannot be written stays as it is.
+    pub async fn write(&self, storage: &Storage, durable: u64, has_failed: impl Fn(u64) -> bool) {
+        let nodes = self.0.take();
         for (bytenr, Damaged { node, copies, .. }) in nodes.into_iter().filter(|(_, one)| one.durable == durable) {
             let Ok(located) = storage.map.locate(bytenr, node.len() as u64) else { continue };
             // A node in several pieces has more places than are known of its copies.
             let is_there = |copy: &&BadCopy| located.bytes == node.len() as u64 && located.copies.contains(&copy.place);
-            for copy in copies.iter().filter(is_there).filter(|copy| !self.has_failed(copy.place.devid)) {
+            for copy in copies.iter().filter(is_there).filter(|copy| !has_failed(copy.place.devid)) {
                 match storage.devices.write(copy.place, node.clone(), Durability::Volatile).await {
                     Ok(()) => tracing::info!(%copy, "a damaged copy of a node was written anew"),
                     Err(fault) => tracing::warn!(%copy, %fault, "a damaged copy of a node cannot be written anew"),

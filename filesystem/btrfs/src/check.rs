@@ -101,6 +101,9 @@ fn note_devices(session: &Session<'_>) {
     if fs.known_devices().values().any(|device| device.is_missing) {
         session.not_checked(WhyNotChecked::MissingDevice);
     }
+    if fs.storage().devices.iter().any(|(_, device)| device.is_stale) {
+        session.not_checked(WhyNotChecked::StaleDevice);
+    }
     if fs.has_log() {
         session.not_checked(WhyNotChecked::LogTree);
     }

@@ -219,9 +219,13 @@ impl DeviceSet {
     }
 
     /// Writes a superblock to these devices: first the first copy of each, durable when written, and when those of all
-    /// are written the other copies. Each device has its own item. Returns the devices on which the first copy failed.
-    /// A failed mirror is no failure: the first copy counts.
-    pub async fn write_supers(&self, superblock: &Superblock, items: &[DevItem]) -> Vec<(u64, CopyFault)> {
+    /// are written the other copies. Each device has its own item. Returns the devices on which the first copy failed, which
+    /// is what counts, and the other copies that failed.
+    pub async fn write_supers(
+        &self,
+        superblock: &Superblock,
+        items: &[DevItem],
+    ) -> (Vec<(u64, CopyFault)>, Vec<BadCopy>) {
         let offsets = |devid| {
             let bytes = self.get(devid).map_or(0, |device| device.device.geometry().capacity_bytes());
             copy_offsets(bytes)
@@ -229,23 +233,27 @@ impl DeviceSet {
         let write = |item: DevItem, offset: u64, durability| async move {
             let devid = item.devid.get();
             let copy = superblock.copy_for(&item, offset);
-            let written = self.write(Place { devid, offset }, Slice::copy_from(copy.as_bytes()), durability).await;
-            written.err().map(|fault| (devid, fault))
+            let place = Place { devid, offset };
+            let written = self.write(place, Slice::copy_from(copy.as_bytes()), durability).await;
+            written.err().map(|fault| (place, fault))
         };
         let first = items.iter().filter_map(|item| Some((*item, offsets(item.devid.get()).next()?)));
         let first = first.map(|(item, offset)| write(item, offset, Durability::ForceUnitAccess));
-        let failed: Vec<_> = join_all(first).await.into_iter().flatten().collect();
+        let failed = join_all(first).await.into_iter().flatten().map(|(place, fault)| (place.devid, fault));
+        let failed: Vec<_> = failed.collect();
         let others = items.iter().filter(|item| failed.iter().all(|(devid, _)| *devid != item.devid.get()));
         let others = others.flat_map(|item| {
             let end = item.total_bytes.get();
             let inside = move |offset: &u64| offset + (SUPERBLOCK_BYTES as u64) < end;
-            offsets(item.devid.get()).skip(1).filter(inside).map(|offset| (*item, offset))
+            let copies = (1..).zip(offsets(item.devid.get()));
+            copies.skip(1).filter(move |(_, offset)| inside(offset)).map(|(mirror, offset)| (*item, mirror, offset))
         });
-        let others = others.map(|(item, offset)| write(item, offset, Durability::Volatile));
-        for (devid, fault) in join_all(others).await.into_iter().flatten() {
-            tracing::warn!(devid, %fault, "a copy of the superblock cannot be written");
-        }
-        failed
+        let others = others.map(|(item, mirror, offset)| {
+            let written = write(item, offset, Durability::Volatile);
+            async move { written.await.map(|(place, fault)| BadCopy { logical: None, place, mirror, fault }) }
+        });
+        let bad = join_all(others).await.into_iter().flatten().collect();
+        (failed, bad)
     }
 }
 

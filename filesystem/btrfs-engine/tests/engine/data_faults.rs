@@ -7,6 +7,8 @@ use futures_util::FutureExt;
 use futures_util::future::join;
 use sealblock_block::DynDevice;
 use sealblock_btrfs::FsError;
+use sealblock_btrfs::check::{CheckOptions, Verdict, WhyNotChecked, check};
+use sealblock_btrfs::verify::Unwatched;
 use sealblock_btrfs_engine::data::FilePlace;
 use sealblock_btrfs_engine::engine::{Engine, EngineError, EngineOptions};
 use sealblock_btrfs_engine::names::{Place, RenameMode};
@@ -58,6 +60,24 @@ fn assert_first_is_behind(disks: &Disks) {
     assert_eq!(stale, [true, false]);
     let opened = block_on(Engine::open(&filesystem, EngineOptions::default()));
     assert!(matches!(opened, Err(EngineError::Read(FsError::NotWritable(_)))));
+    let report = block_on(check(&filesystem, CheckOptions::default(), &Unwatched));
+    assert_eq!((report.finding_count, report.verdict()), (0, Verdict::Incomplete));
+    assert!(report.not_checked.contains(&WhyNotChecked::StaleDevice));
+}
+
+#[test]
+fn a_copy_of_the_superblock_that_cannot_be_written_is_told_once() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    let (engine, faults) = open(&disks, EngineOptions::default());
+    for _ in 0..3 {
+        create(&engine, &format!("file {}", fastrand::u64(..)), Kind::Plain);
+        // The second copy, at 64 MiB.
+        faults[0].failing_at.set(Some((64 << 20) / 4096));
+        block_on(engine.commit()).unwrap();
+    }
+    let bad = engine.take_bad_copies();
+    assert_eq!(bad.iter().map(|copy| (copy.mirror, copy.logical)).collect::<Vec<_>>(), [(2, None)], "{bad:?}");
+    assert!(engine.failed_devices().is_empty());
 }
 
 /// Otherwise the copies would differ, and nobody would know.
@@ -198,6 +218,31 @@ fn a_size_is_stored_when_all_before_it_is_written() {
         assert_content(&engine, ino, &[[1; 4096], [middle; 4096], [3; 4096]].concat());
     }
     block_on(engine.finish_writes());
+    block_on(engine.commit()).unwrap();
+    drop(engine);
+    disks.assert_consistent();
+    disks.assert_checked_by_program();
+}
+
+#[test]
+fn what_is_in_the_item_of_a_file_does_not_come_back_over_a_write() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    let (engine, faults) = open(&disks, EngineOptions::default());
+    for (name, small) in [("small", 6), ("one sector", 4096)] {
+        let ino = create(&engine, name, Kind::Compressed("zstd"));
+        write(&engine, ino, 0, &vec![9; small]);
+        // Both have been planned when the first one becomes visible.
+        faults[0].hold(2);
+        let data = |byte| Slice::copy_from(&[byte; 8192]);
+        let mut first = Box::pin(engine.write(ROOT, ino, 0, data(1)));
+        assert!((&mut first).now_or_never().is_none());
+        let mut second = Box::pin(engine.write(ROOT, ino, 8192, data(2)));
+        assert!((&mut second).now_or_never().is_none());
+        faults[0].release();
+        let (first, second) = block_on(join(first, second));
+        assert_eq!((first.unwrap(), second.unwrap()), (8192, 8192));
+        assert_content(&engine, ino, &[[1; 8192], [2; 8192]].concat());
+    }
     block_on(engine.commit()).unwrap();
     drop(engine);
     disks.assert_consistent();

@@ -13,6 +13,8 @@ use sealblock_media_memory::MemoryDevice;
 pub struct Faults {
     /// The number of writes that fail from now on.
     pub failing: Cell<u32>,
+    /// Writes that begin at this block fail.
+    pub failing_at: Cell<Option<u64>>,
     /// The number of writes that are held back until [`Faults::release`].
     pub holding: Cell<u32>,
     /// How often each write lets other tasks run.
@@ -70,7 +72,8 @@ impl Device for FaultyDevice {
             self.faults.written_bytes.set(self.faults.written_bytes.get() + bytes);
         }
         if matches!(kind, RequestKind::Write | RequestKind::WriteZeroes) {
-            if take(&self.faults.failing) {
+            let is_there = self.faults.failing_at.get() == Some(request.extents.one().start().get());
+            if take(&self.faults.failing) || is_there {
                 return Err(ErrorKind::Media { reason: "a test".into() }.into());
             }
             if take(&self.faults.holding) {

@@ -483,7 +483,7 @@ fn the_kernel_and_ours_in_turns_on_several_devices() {
         (2, 160, &["-m", "raid1", "-d", "raid1", "--csum", "blake2"][..]),
         (2, 160, &["-m", "raid0", "-d", "raid0"]),
         (3, 320, &["-m", "raid1c3", "-d", "raid1c3", "--csum", "xxhash"]),
-        (4, 320, &["-m", "raid1c4", "-d", "raid1c4"]),
+        (4, 480, &["-m", "raid1c4", "-d", "raid1c4"]),
         (4, 240, &["-m", "raid10", "-d", "raid10", "--csum", "sha256", "-n", "4096"]),
     ];
     for (seed, (devices, mebibytes, options)) in (61..).zip(chosen(all)) {

@@ -299,6 +299,24 @@ impl Extents {
             session.found(Rule::ExtentKind, place, why);
         }
         let owner = header.owner.get();
+        if is_moved && !objectid::is_subvolume(tree) && tree != objectid::DATA_RELOC_TREE {
+            session.found(
+                Rule::ExtentKind,
+                place,
+                "the node was moved by a relocation, which moves only trees of files",
+            );
+        }
+        // Such a node lost the reference of its owner, and no other tree ever lets one go.
+        let has_owner = !objectid::is_subvolume(tree) || is_root || owner == tree && !is_moved;
+        if extent.is_full && has_owner {
+            let why = "the extent tree has FULL_BACKREF for it, but the tree that made the node still has it";
+            session.found(Rule::ExtentKind, place, why);
+        }
+        if header.backref_revision() != 1 {
+            let revision = header.backref_revision();
+            let why = format!("the node says revision {revision} of references, and the extent tree has revision 1");
+            session.found(Rule::ExtentKind, place, why);
+        }
         let by_owner = Reference { extent: bytenr, maker: Maker::Tree(owner) };
         // What a relocation moved is referred to by its parents, also within the tree of its owner.
         let may_be_moved = owner == tree || is_moved;

@@ -208,6 +208,8 @@ impl fmt::Display for Finding {
 pub enum WhyNotChecked {
     /// A device is missing, or no longer responds.
     MissingDevice,
+    /// A device missed transactions: its copies of nodes are not those that others have.
+    StaleDevice,
     /// The log of syncs after the last transaction.
     LogTree,
     /// References from nodes that are lost.
@@ -233,6 +235,7 @@ impl WhyNotChecked {
     pub const fn as_str(self) -> &'static str {
         match self {
             WhyNotChecked::MissingDevice => "missing_device",
+            WhyNotChecked::StaleDevice => "stale_device",
             WhyNotChecked::LogTree => "log_tree",
             WhyNotChecked::LostNodes => "lost_nodes",
             WhyNotChecked::ExtentTree => "extent_tree",
@@ -250,6 +253,9 @@ impl fmt::Display for WhyNotChecked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             WhyNotChecked::MissingDevice => "a device is missing or does not respond",
+            WhyNotChecked::StaleDevice => {
+                "a device that missed transactions: `sealblock fs verify` counts what it lacks"
+            }
             WhyNotChecked::LogTree => "the log of syncs after the last transaction",
             WhyNotChecked::LostNodes => "recorded references that nothing makes: lost nodes may make them",
             WhyNotChecked::ExtentTree => "references, block groups and free space: nodes of the extent tree are lost",

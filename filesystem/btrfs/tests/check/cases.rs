@@ -174,6 +174,15 @@ pub const CASES: &[Case] = &[
     case("a node that a relocation moved, without FULL_BACKREF", &[Rule::ExtentKind], Program::Original, |image| {
         image.change_leaf(subvolume(image, "sub"), |header| header.flags = (header.flags.get() | 2).into());
     }),
+    case("a node that a relocation cannot have moved", &[Rule::ExtentKind], Program::Original, |image| {
+        image.change_leaf(CSUM_TREE, |header| header.flags = (header.flags.get() | 2).into());
+    }),
+    case("a node with the old revision of references", &[Rule::ExtentKind], Program::Original, |image| {
+        image.change_leaf(CSUM_TREE, |header| header.flags = (header.flags.get() & !(1 << 56)).into());
+    }),
+    case("FULL_BACKREF of a node that its owner has", &[Rule::ExtentKind], Program::Original, |image| {
+        image.patch(EXTENT_TREE, node_item(image, CSUM_TREE), |data| data[17] = 1);
+    }),
     case("two root items of a tree", &[Rule::RootItem], Program::Both, |image| {
         let (_, item) =
             image.items(ROOT_TREE).into_iter().find(|(key, _)| *key == root_item(image, CSUM_TREE)).unwrap();
