@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -13,9 +14,14 @@ use std::thread;
 use std::time::Duration;
 
 use fuser::SessionUnmounter;
+use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use sealblock_runtime_ioctl::apart::{open_fuse_inode, run_apart};
 
 use crate::mounts::{self, MountEntry, mount_on};
+
+/// The file by which a process answers the kernel.
+const CONNECTION: &str = "/dev/fuse";
 
 /// A mount.
 pub struct Mounted {
@@ -115,14 +121,48 @@ impl Mounted {
         Ok(!is_helped && self.is_uppermost() && unmount().is_ok())
     }
 
-    /// Lets the kernel send all pages that programs have changed. It may not wait for the answers.
-    pub fn send_pages(&self) -> io::Result<()> {
-        let root = File::open(&self.point)?;
-        let device = root.metadata()?.dev();
-        let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
-        if self.entry.as_ref().is_some_and(|entry| entry.device != number) {
-            return Err(io::Error::other("another filesystem is mounted over it"));
+    /// Lets the kernel write all pages that programs have changed, and waits for the answers, those of these files, too. So
+    /// it must run on another thread than the session's.
+    pub fn write_back(&self, files: &[u64]) -> io::Result<()> {
+        let (point, device) = (self.point.clone(), self.entry.as_ref().map(|entry| entry.device.clone()));
+        // If the process is killed meanwhile, nobody answers any more.
+        run_apart(Path::new(CONNECTION), || write_pages(&point, device.as_deref(), files))?
+    }
+
+    /// As [`Mounted::write_back`], only for one file.
+    pub fn write_back_file(&self, file: u64) -> io::Result<()> {
+        let (point, device) = (self.point.clone(), self.entry.as_ref().map(|entry| entry.device.clone()));
+        run_apart(Path::new(CONNECTION), || close_once(&root_of(&point, device.as_deref())?, file))?
+    }
+}
+
+/// The root of a mount, unless another one covers it.
+fn root_of(point: &Path, device: Option<&str>) -> io::Result<File> {
+    let root = File::open(point)?;
+    let number = root.metadata()?.dev();
+    let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+    match device.is_some_and(|device| device != number) {
+        true => Err(io::Error::other("another filesystem is mounted over it")),
+        false => Ok(root),
+    }
+}
+
+fn write_pages(point: &Path, device: Option<&str>, files: &[u64]) -> io::Result<()> {
+    let root = root_of(point, device)?;
+    // It sends all pages, but some kernels do not wait for the answers.
+    rustix::fs::syncfs(&root)?;
+    files.iter().try_for_each(|file| close_once(&root, *file))
+}
+
+/// Opens and closes a file: the kernel then writes its pages and waits for all that are on their way.
+fn close_once(root: &File, file: u64) -> io::Result<()> {
+    match open_fuse_inode(root.as_fd(), file) {
+        Ok(file) => {
+            drop(file);
+            Ok(())
         }
-        Ok(rustix::fs::syncfs(&root)?)
+        // The kernel has just forgotten it, so it is closed; or its subvolume was deleted.
+        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::STALE | Errno::NOENT)) => Ok(()),
+        Err(error) => Err(error),
     }
 }

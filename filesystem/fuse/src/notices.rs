@@ -47,8 +47,6 @@ struct State {
     written: BTreeMap<u64, u64>,
     /// The requests that wait until the kernel has written pages.
     waiting: usize,
-    /// How notices are sent, since there is a session.
-    kernel: Option<fuser::Notifier>,
     is_closed: bool,
 }
 
@@ -83,7 +81,7 @@ impl Notifier {
     /// As [`Notifier::write_back`], for one file. The kernel need not do anything if nobody has it open for writing.
     pub(crate) async fn write_back_file(&self, ino: u64) -> Result<(), FsError> {
         let node = self.node(ino);
-        self.wait_for(move |notifier| notifier.write_files(vec![node])).await
+        self.wait_for(move |notifier| notifier.mounted.write_back_file(node)).await
     }
 
     /// Runs something that waits for the kernel, on a thread of its own.
@@ -120,25 +118,9 @@ impl Notifier {
 
     /// As [`Notifier::write_back`], on this thread, which must not be one that answers.
     pub(crate) fn write_back_here(&self) -> io::Result<()> {
-        self.mounted.send_pages()?;
         // Pages of a file that is closed were written when it was.
-        let written = self.queue.lock().written.keys().copied().collect();
-        self.write_files(written)
-    }
-
-    /// Waits for the pages of files, by their inode numbers for the kernel. Some kernels do not wait for the answers when
-    /// they write pages back, but all do for pages that they are to drop.
-    fn write_files(&self, nodes: Vec<u64>) -> io::Result<()> {
-        let kernel = self.queue.lock().kernel.clone();
-        let Some(kernel) = kernel else { return Ok(()) };
-        for node in nodes {
-            match tell(&kernel, &Notice::Inode(node)) {
-                // The kernel has just forgotten it, so it is closed.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                told => told?,
-            }
-        }
-        Ok(())
+        let written: Vec<u64> = self.queue.lock().written.keys().copied().collect();
+        self.mounted.write_back(&written)
     }
 
     /// A file is opened for writing. To be called before the kernel is told so.
@@ -191,7 +173,6 @@ impl Notifier {
     /// Starts the thread that tells the kernel.
     pub(crate) fn start(&self, kernel: fuser::Notifier) -> io::Result<JoinHandle<()>> {
         let queue = Arc::clone(&self.queue);
-        queue.lock().kernel = Some(kernel.clone());
         thread::Builder::new().name("fuse-notices".to_owned()).spawn(move || {
             while let Some(notice) = queue.take() {
                 if let Err(error) = tell(&kernel, &notice) {
@@ -206,8 +187,6 @@ impl Notifier {
         let mut state = self.queue.lock();
         state.is_closed = true;
         state.notices.clear();
-        // It has the connection to the kernel, which ends with its last user.
-        state.kernel = None;
         self.queue.changed.notify_all();
     }
 }

@@ -1,5 +1,5 @@
 //! Information that Linux provides only by `ioctl`: where bytes are stored, and which metadata block devices have. Also
-//! locks of ranges of files.
+//! locks of ranges of files, and threads that wait for a filesystem which their process serves.
 //!
 //! Invariants: every `ioctl` reads and changes nothing. Data from the kernel are parsed like untrusted input: every
 //! offset and number in them is checked against the bytes that are present. Structures are those of the kernel's
@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+pub mod apart;
 pub mod block_metadata;
 pub mod btrfs;
 pub mod device_mapper;

@@ -254,6 +254,73 @@ fn a_command_makes_everything_durable() {
     is_clean(&place);
 }
 
+/// What programs wrote before a signal is there, also if they go on, and the device is slow.
+#[test]
+fn a_signal_waits_for_pages_on_their_way() {
+    if !can_mount() {
+        return;
+    }
+    let place = new(900 * MIB);
+    for round in 0..3 {
+        let serving = Serving::new(&place, "-o rw,commit=300 fault:[delay=1ms],raw:disk point");
+        let stops = Arc::new(AtomicBool::new(false));
+        let (told, written) = std::sync::mpsc::channel();
+        let writers = [0_usize, 1, 2].map(|number| {
+            let (file, stops) = (File::create(place.path(format!("point/file{number}"))).unwrap(), Arc::clone(&stops));
+            let told = told.clone();
+            thread::spawn(move || {
+                let record = noise(number as u64, 20_000);
+                for count in 0_u64..2000 {
+                    let written = file.write_all_at(&record, count * 20_000);
+                    if stops.load(Ordering::Relaxed) || written.is_err() || told.send((number, count)).is_err() {
+                        return;
+                    }
+                }
+            })
+        });
+        thread::sleep(Duration::from_millis(300));
+        let mut counts = [0; 3];
+        written.try_iter().for_each(|(number, count)| counts[number] = count + 1);
+        assert_eq!(serving.end(), 0);
+        stops.store(true, Ordering::Relaxed);
+        drop(written);
+        writers.into_iter().for_each(|writer| drop(writer.join()));
+        for (number, count) in counts.into_iter().enumerate() {
+            let found = place.run(&format!("fs cat disk/file{number}")).succeeds().stdout.clone();
+            let record = noise(number as u64, 20_000);
+            assert!(found.len() as u64 >= count * 20_000, "{round}: {} of {count} records", found.len() / 20_000);
+            assert!(found.chunks(20_000).take(count as usize).all(|one| one == record), "{round}");
+        }
+    }
+    place.run("fs mkdir disk/x").succeeds();
+    is_clean(&place);
+}
+
+/// A process that is killed while it waits for the kernel's pages ends, and so do programs that wait for it.
+#[test]
+fn a_kill_while_pages_are_awaited_ends_everything() {
+    if !can_mount() {
+        return;
+    }
+    if !has("python3") {
+        return skipped("ioctl needs python3");
+    }
+    let place = new(300 * MIB);
+    for pause in [2, 5, 10, 20] {
+        let serving = Serving::new(&place, "-o rw,commit=300 fault:[delay=5ms],raw:disk point");
+        let file = File::create(place.path("point/file")).unwrap();
+        file.write_all_at(&noise(1, 60 << 20), 0).unwrap();
+        let ioctl = "import fcntl, os, sys; fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0xb700)";
+        let mut asking = Command::new("python3").args(["-c", ioctl]).arg(place.path("point")).spawn().unwrap();
+        thread::sleep(Duration::from_millis(40 + pause));
+        serving.kill();
+        assert!(!asking.wait().unwrap().success());
+        drop(file);
+    }
+    place.run("fs mkdir disk/x").succeeds();
+    is_clean(&place);
+}
+
 /// What is on its way from the kernel is no hole, and is in a file that replaces another one.
 #[test]
 fn pages_on_their_way_are_waited_for() {
