@@ -136,7 +136,7 @@ const RULES: &[Rule] = &[
         &["units", "runtime/memory", "block", "filesystem/btrfs-format", "filesystem/btrfs"],
     ),
     // The protocol between the kernel and any filesystem; it depends on none, nor on blocks.
-    rule("filesystem/fuse", &["runtime/reactor"]),
+    rule("filesystem/fuse", &["runtime/ioctl", "runtime/reactor"]),
     // What programs do with files: mount them, and copy them out.
     rule(
         "filesystem/btrfs-fuse",

@@ -34,7 +34,7 @@ use sealblock_fuse::{Attributes, DirectoryEntry, FsError, Kind, Notifier, ReadFs
 use crate::numbers::{InodeNumbers, Numbered};
 use crate::values::{attributes, cookie_behind, empty_directory, kind_of_entry};
 use error::{refused, to_fuse_error};
-use known::Known;
+use known::{Known, WRITES};
 
 /// The number of entries that are read at once.
 const ENTRIES: usize = 256;
@@ -154,15 +154,15 @@ impl<'e> Writable<'e> {
         }
     }
 
-    /// An inode is opened, unless its subvolume goes: whoever deletes it looks for open files only once.
-    fn open_known(&self, number: u64, id: InodeId) -> Result<(), FsError> {
-        match self.deleted.borrow().contains(&id.root) {
-            true => Err(FsError::NotFound),
-            false => {
-                self.known.open(number);
-                Ok(())
-            }
+    /// An inode is opened, unless its subvolume goes: whoever deletes it looks only once for files that are written.
+    fn open_known(&self, number: u64, id: InodeId, writes: bool) -> Result<(), FsError> {
+        if self.deleted.borrow().contains(&id.root) {
+            return Err(FsError::NotFound);
         }
+        if writes {
+            self.known.open(number);
+        }
+        Ok(())
     }
 
     /// The attributes of an inode, which the kernel knows from now on: it gets them before anything else happens on this
@@ -304,8 +304,10 @@ impl ReadFs for Writable<'_> {
         self.open_file(ino, sealblock_fuse::OpenMode { reads: true, ..Default::default() }).await
     }
 
-    async fn release(&self, ino: u64, _: u64) {
-        self.known.close(ino);
+    async fn release(&self, ino: u64, handle: u64) {
+        if handle & WRITES != 0 {
+            self.known.close(ino);
+        }
     }
 
     async fn read(&self, ino: u64, _: u64, offset: u64, size_bytes: u32) -> Result<Vec<u8>, FsError> {

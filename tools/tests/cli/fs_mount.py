@@ -158,7 +158,11 @@ def is_removed(name):
 
 
 comes(lambda: is_removed("other"))
+# Who only reads does not keep it, and can go on.
+reading = open("sub/file", "rb", buffering=0)
 fcntl.ioctl(top, DELETE, named(b"sub"))
+assert reading.read() == b"x" * 10000
+reading.close()
 fails(errno.ENOENT, fcntl.ioctl, top, DELETE, named(b"sub"))
 (empty,) = struct.unpack_from("=Q", fcntl.ioctl(top, CREATE, named(b"empty")))
 trimmed = struct.unpack("=3Q", fcntl.ioctl(top, TRIM, struct.pack("=3Q", 0, 2**64 - 1, 0)))

@@ -15,8 +15,8 @@ use sealblock_fuse::{
     RenameMode, Time, Write, WriteFs, XattrMode,
 };
 
-use super::data::WRITES;
 use super::error::{refused, to_fuse_error, to_write_error};
+use super::known::WRITES;
 use super::{FIRST_INDEX, InodeId, Writable, place_of};
 use crate::values::device_parts;
 
@@ -68,7 +68,7 @@ impl Writable<'_> {
         };
         // There would be nowhere to write what programs still write.
         if found.and_then(|root| self.numbers.of_subvolume(root)).is_some_and(|numbers| self.known.has_open(numbers)) {
-            return Err(refused(libc::EBUSY, "a file of the subvolume is open"));
+            return Err(refused(libc::EBUSY, "a file of the subvolume is open for writing"));
         }
         let is_new = found.is_some_and(|root| self.deleted.borrow_mut().insert(root));
         let deleted = self.engine.delete_subvolume(place_of(directory, name), now()).await;
@@ -164,7 +164,7 @@ impl WriteFs for Writable<'_> {
         let handle = if mode.writes { WRITES } else { 0 };
         let attributes = self.attributes_of(id).await?;
         // The kernel gets to know it only if it is opened.
-        self.open_known(attributes.ino, id).inspect_err(|_| _ = self.known.forget(attributes.ino))?;
+        self.open_known(attributes.ino, id, mode.writes).inspect_err(|_| _ = self.known.forget(attributes.ino))?;
         Ok((attributes, Opened { handle }))
     }
 

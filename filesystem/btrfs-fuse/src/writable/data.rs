@@ -8,10 +8,10 @@ use sealblock_fuse::{Allocate, CopyRange, FsError, OpenMode, Write, WriteDurabil
 use sealblock_runtime_memory::{ALIGNMENT, Buffer, Slice};
 
 use super::error::{refused, to_fuse_error, to_write_error};
+use super::known::WRITES;
 use super::{InodeId, Writable};
 
-/// Bits of a handle: the file is open for writing; every write is to be durable.
-pub(super) const WRITES: u64 = 1;
+/// The bit of a handle beside [`WRITES`]: every write is to be durable.
 const IS_SYNCHRONOUS: u64 = 2;
 /// The attribute with the capabilities that a program gets.
 const CAPABILITIES: &[u8] = b"security.capability";
@@ -38,7 +38,7 @@ impl Writable<'_> {
             self.drop_rights(number, file, mode.kills_set_id).await?;
             self.engine.truncate(file.root, file.ino, 0).await.map_err(to_write_error)?;
         }
-        self.open_known(number, file)?;
+        self.open_known(number, file, mode.writes)?;
         let is_synchronous = flags.contains(InodeFlags::SYNC);
         Ok(if mode.writes { WRITES } else { 0 } | if is_synchronous { IS_SYNCHRONOUS } else { 0 })
     }

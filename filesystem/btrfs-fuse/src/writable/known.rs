@@ -8,13 +8,16 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+/// The bit of a handle that says that the file is open for writing.
+pub(super) const WRITES: u64 = 1;
+
 /// What is known of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct InodeUse {
     is_orphan: bool,
     /// True if it has no capabilities, so that a write need not look for them.
     has_no_capabilities: bool,
-    /// How often it is open.
+    /// How often it is open for writing.
     opens: u64,
 }
 
@@ -50,21 +53,21 @@ impl Known {
         self.0.borrow_mut().remove(&number).is_some_and(|inode| inode.is_orphan)
     }
 
-    /// An inode is opened.
+    /// An inode is opened for writing.
     pub fn open(&self, number: u64) {
         let mut all = self.0.borrow_mut();
         let inode = all.entry(number).or_default();
         inode.opens = inode.opens.saturating_add(1);
     }
 
-    /// What was opened is closed.
+    /// What was opened for writing is closed.
     pub fn close(&self, number: u64) {
         if let Some(inode) = self.0.borrow_mut().get_mut(&number) {
             inode.opens = inode.opens.saturating_sub(1);
         }
     }
 
-    /// True if one of these inodes is open.
+    /// True if one of these inodes is open for writing.
     pub fn has_open(&self, numbers: RangeInclusive<u64>) -> bool {
         self.0.borrow().range(numbers).any(|(_, inode)| inode.opens > 0)
     }
