@@ -16,7 +16,7 @@ use std::time::Duration;
 use fuser::SessionUnmounter;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
-use sealblock_runtime_ioctl::apart::{open_fuse_inode, run_apart};
+use sealblock_runtime_ioctl::apart::{open_fuse_inode, run_apart, write_pages};
 
 use crate::mounts::{self, MountEntry, mount_on};
 
@@ -117,26 +117,47 @@ impl Mounted {
         write_back()?;
         // Unmounting without force writes what was changed meanwhile, and fails if anything is open.
         let is_helped = self.helper.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        let unmount = || rustix::mount::unmount(&self.point, UnmountFlags::NOFOLLOW);
-        Ok(!is_helped && self.is_uppermost() && unmount().is_ok())
+        Ok(!is_helped && self.is_uppermost() && self.unmount_unused().is_ok())
     }
 
     /// Lets the kernel write all pages that programs have changed, and waits for the answers, those of these files, too. So
-    /// it must run on another thread than the session's.
-    pub fn write_back(&self, files: &[u64]) -> io::Result<()> {
-        let (point, device) = (self.point.clone(), self.entry.as_ref().map(|entry| entry.device.clone()));
-        // If the process is killed meanwhile, nobody answers any more.
-        run_apart(Path::new(CONNECTION), || write_pages(&point, device.as_deref(), files))?
+    /// it must run on another thread than the session's. No request must wait for it during which the kernel locks one of
+    /// the files.
+    pub fn write_back(&self, files: Vec<u64>) -> io::Result<()> {
+        self.apart(move |root, tell| tell(write_pages_of(&root, &files)))
     }
 
-    /// As [`Mounted::write_back`], only for one file.
-    pub fn write_back_file(&self, file: u64) -> io::Result<()> {
+    /// As [`Mounted::write_back`], for one file, which the kernel may have locked. Linux before 6.16 only sends the pages
+    /// then, and does not wait.
+    pub fn write_back_locked(&self, file: u64) -> io::Result<()> {
+        self.apart(move |root, tell| match open_if_known(&root, file) {
+            Ok(None) => tell(Ok(())),
+            // Closing it may need the lock.
+            Ok(Some(file)) => tell(write_pages(&file)),
+            Err(error) => tell(Err(error)),
+        })
+    }
+
+    /// Unmounts, unless a file is open. What was changed is written first.
+    fn unmount_unused(&self) -> io::Result<()> {
+        let point = self.point.clone();
+        run_apart(Path::new(CONNECTION), move |tell| {
+            tell(rustix::mount::unmount(&point, UnmountFlags::NOFOLLOW).map_err(io::Error::from));
+        })?
+    }
+
+    /// Runs what waits for the kernel, with the root of the mount, unless another one covers it. If this process is killed
+    /// meanwhile, nobody answers any more, so the thread must not keep the connection.
+    fn apart(&self, work: impl FnOnce(File, &dyn Fn(io::Result<()>)) + Send + 'static) -> io::Result<()> {
         let (point, device) = (self.point.clone(), self.entry.as_ref().map(|entry| entry.device.clone()));
-        run_apart(Path::new(CONNECTION), || close_once(&root_of(&point, device.as_deref())?, file))?
+        run_apart(Path::new(CONNECTION), move |tell| match root_of(&point, device.as_deref()) {
+            Ok(root) => work(root, tell),
+            Err(error) => tell(Err(error)),
+        })?
     }
 }
 
-/// The root of a mount, unless another one covers it.
+/// The root of a mount with this device, if that is known.
 fn root_of(point: &Path, device: Option<&str>) -> io::Result<File> {
     let root = File::open(point)?;
     let number = root.metadata()?.dev();
@@ -147,22 +168,16 @@ fn root_of(point: &Path, device: Option<&str>) -> io::Result<File> {
     }
 }
 
-fn write_pages(point: &Path, device: Option<&str>, files: &[u64]) -> io::Result<()> {
-    let root = root_of(point, device)?;
-    // It sends all pages, but some kernels do not wait for the answers.
-    rustix::fs::syncfs(&root)?;
-    files.iter().try_for_each(|file| close_once(&root, *file))
+fn write_pages_of(root: &File, files: &[u64]) -> io::Result<()> {
+    // It sends all pages, but some kernels do not wait for the answers. All do when a file is closed.
+    rustix::fs::syncfs(root)?;
+    files.iter().try_for_each(|file| open_if_known(root, *file).map(drop))
 }
 
-/// Opens and closes a file: the kernel then writes its pages and waits for all that are on their way.
-fn close_once(root: &File, file: u64) -> io::Result<()> {
+/// Opens an inode. One that the kernel has just forgotten is closed already; or its subvolume was deleted.
+fn open_if_known(root: &File, file: u64) -> io::Result<Option<File>> {
     match open_fuse_inode(root.as_fd(), file) {
-        Ok(file) => {
-            drop(file);
-            Ok(())
-        }
-        // The kernel has just forgotten it, so it is closed; or its subvolume was deleted.
-        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::STALE | Errno::NOENT)) => Ok(()),
-        Err(error) => Err(error),
+        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::STALE | Errno::NOENT)) => Ok(None),
+        opened => opened.map(Some),
     }
 }

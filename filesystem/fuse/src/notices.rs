@@ -78,10 +78,11 @@ impl Notifier {
         self.wait_for(Notifier::write_back_here).await
     }
 
-    /// As [`Notifier::write_back`], for one file. The kernel need not do anything if nobody has it open for writing.
-    pub(crate) async fn write_back_file(&self, ino: u64) -> Result<(), FsError> {
+    /// As [`Notifier::write_back`], for one file, which the kernel has locked for the request that waits. It need not do
+    /// anything if nobody has the file open for writing.
+    pub(crate) async fn write_back_locked(&self, ino: u64) -> Result<(), FsError> {
         let node = self.node(ino);
-        self.wait_for(move |notifier| notifier.mounted.write_back_file(node)).await
+        self.wait_for(move |notifier| notifier.mounted.write_back_locked(node)).await
     }
 
     /// Runs something that waits for the kernel, on a thread of its own.
@@ -120,7 +121,7 @@ impl Notifier {
     pub(crate) fn write_back_here(&self) -> io::Result<()> {
         // Pages of a file that is closed were written when it was.
         let written: Vec<u64> = self.queue.lock().written.keys().copied().collect();
-        self.mounted.write_back(&written)
+        self.mounted.write_back(written)
     }
 
     /// A file is opened for writing. To be called before the kernel is told so.

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::sync::mpsc;
 use std::thread;
 
 /// The handle of an inode of FUSE: its number, whose high half comes first, and its generation
@@ -25,20 +26,23 @@ struct Handle {
 }
 
 /// Runs work on a thread that has copies of the descriptors of this process, without those of this device file, and
-/// waits for it. What the thread closes or opens is closed or opened for it alone, so the work must own no descriptors
-/// when it begins, and return none: numbers and paths can be moved.
+/// waits until it tells its result; what it does then, nobody waits for. What the thread closes or opens is closed or
+/// opened for it alone, so the work must own no descriptors when it begins, and tell none: numbers and paths can be moved.
 ///
 /// # Errors
-/// If there is no thread, or it cannot have descriptors of its own.
-pub fn run_apart<T: Send>(without: &Path, work: impl FnOnce() -> T + Send) -> io::Result<T> {
-    thread::scope(|scope| {
-        let run = || {
-            leave(without)?;
-            Ok(work())
-        };
-        let thread = thread::Builder::new().name("apart".to_owned()).spawn_scoped(scope, run)?;
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+/// If there is no thread, it cannot have descriptors of its own, or it ends without a result.
+pub fn run_apart<T: Send + 'static>(without: &Path, work: impl FnOnce(&dyn Fn(T)) + Send + 'static) -> io::Result<T> {
+    let ((tell, told), without) = (mpsc::channel(), without.to_owned());
+    let run = move || {
+        // Whoever waits may be gone.
+        let say = |result| drop(tell.send(result));
+        match leave(&without) {
+            Ok(()) => work(&|result| say(Ok(result))),
+            Err(error) => say(Err(error)),
+        }
+    };
+    thread::Builder::new().name("apart".to_owned()).spawn(run)?;
+    told.recv().map_err(|_| io::Error::other("the thread ended without a result"))?
 }
 
 /// Gives this thread its own descriptors, without those of a device file.
@@ -77,9 +81,23 @@ pub fn open_fuse_inode(mount: BorrowedFd<'_>, number: u64) -> io::Result<File> {
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
+/// Writes the pages of a file, and waits for those that are on their way. Takes no lock of the file, which may be held by a
+/// program whose request waits for this.
+///
+/// # Errors
+/// If they cannot be written.
+pub fn write_pages(file: &File) -> io::Result<()> {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: no address is passed. 0 bytes stand for all to the end.
+    match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{Read, Write};
     use std::os::fd::AsFd;
 
     use super::*;
@@ -89,8 +107,8 @@ mod tests {
         let mut zero = File::open("/dev/zero").unwrap();
         let full = File::open("/dev/full").unwrap();
         let numbers = [zero.as_raw_fd(), full.as_raw_fd()];
-        let paths = run_apart(Path::new("/dev/zero"), move || {
-            numbers.map(|fd| fs::read_link(format!("/proc/thread-self/fd/{fd}")).ok())
+        let paths = run_apart(Path::new("/dev/zero"), move |tell| {
+            tell(numbers.map(|fd| fs::read_link(format!("/proc/thread-self/fd/{fd}")).ok()));
         });
         let [of_zero, of_full] = paths.unwrap();
         assert!(
@@ -98,6 +116,19 @@ mod tests {
         );
         // Here it is open.
         zero.read_exact(&mut [1]).unwrap();
+    }
+
+    #[test]
+    fn a_thread_without_a_result_is_an_error() {
+        assert!(run_apart::<()>(Path::new("/dev/zero"), |_| ()).is_err());
+    }
+
+    #[test]
+    fn pages_of_a_file_are_written_and_a_device_has_none() {
+        let file = tempfile::tempfile().unwrap();
+        (&file).write_all(&[1; 10_000]).unwrap();
+        write_pages(&file).unwrap();
+        assert!(write_pages(&File::open("/dev/zero").unwrap()).is_err());
     }
 
     #[test]

@@ -85,7 +85,6 @@ pub enum ChangeRequest {
     },
     Write {
         write: Write,
-        /// If the kernel writes back from its page cache.
         reply: ReplyWrite,
     },
     Sync {

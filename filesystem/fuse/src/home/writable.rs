@@ -41,7 +41,7 @@ impl<'a, F: WriteFs> Writable<'a, F> {
         self.notifier.is_any_written()
     }
 
-    /// Waits until the kernel has written the pages of a file that somebody writes.
+    /// Waits until the kernel has written the pages of a file that somebody writes. It may have locked the file.
     ///
     /// # Errors
     /// As for [`Notifier::write_back`].
@@ -49,7 +49,7 @@ impl<'a, F: WriteFs> Writable<'a, F> {
         if !self.notifier.is_written(ino) {
             return Ok(());
         }
-        self.notifier.write_back_file(ino).await
+        self.notifier.write_back_locked(ino).await
     }
 
     /// Opens a directory. Its handle stands for its last cookie now.
