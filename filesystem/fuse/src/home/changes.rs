@@ -177,18 +177,22 @@ async fn create<F: WriteFs>(
     }
 }
 
-/// Renames. A file that replaces another one first gets what programs wrote to it.
+/// Renames. A file that gets the name of another one first gets what programs wrote to it.
 async fn rename<F: WriteFs>(
     served: &Writable<'_, F>,
     from: (u64, &[u8]),
     to: (u64, &[u8]),
     mode: RenameMode,
 ) -> Result<(), FsError> {
-    if matches!(mode, RenameMode::Replace | RenameMode::Exchange) && served.is_any_written() {
-        match served.fs.lookup(from.0, from.1).await {
-            Ok(source) => served.write_back(source.ino).await?,
-            Err(FsError::NotFound) => {}
-            Err(error) => return Err(error),
+    // What is wrong with a name, the rename itself finds out.
+    if mode != RenameMode::NoReplace
+        && served.is_any_written()
+        && let Ok(target) = served.fs.lookup(to.0, to.1).await
+        && let Ok(source) = served.fs.lookup(from.0, from.1).await
+    {
+        served.write_back(source.ino).await?;
+        if mode == RenameMode::Exchange {
+            served.write_back(target.ino).await?;
         }
     }
     served.fs.rename(from, to, mode).await
