@@ -49,8 +49,10 @@ const FILLINGS: [Filling; 7] = [
 const REFUSALS: usize = 12;
 /// Sectors that are shared at once.
 const CLONES: u64 = 4;
-/// The most that is done.
-const MOST_OPERATIONS: usize = 3000;
+/// The most that is done. By then each filesystem here is full.
+const MOST_OPERATIONS: usize = 100_000;
+/// What is left free before small pieces fill it.
+const LEFT_FREE: u64 = 8 << 20;
 const OWNER: Ownership = Ownership { uid: 0, gid: 0, permissions: 0o700 };
 
 type Done = Result<u64, EngineError>;
@@ -59,6 +61,8 @@ struct Full<'a> {
     engine: &'a Engine,
     random: fastrand::Rng,
     files: Vec<(String, u64)>,
+    /// A file that takes most of the space.
+    taken: Option<(String, u64)>,
     snapshots: Vec<String>,
     next: u64,
 }
@@ -66,7 +70,7 @@ struct Full<'a> {
 impl<'a> Full<'a> {
     fn new(engine: &'a Engine, seed: u64) -> Full<'a> {
         let random = fastrand::Rng::with_seed(seed);
-        Full { engine, random, files: Vec::new(), snapshots: Vec::new(), next: 0 }
+        Full { engine, random, files: Vec::new(), taken: None, snapshots: Vec::new(), next: 0 }
     }
 
     fn name(&mut self, prefix: &str) -> String {
@@ -150,7 +154,7 @@ impl<'a> Full<'a> {
     fn clone_sectors(&mut self) -> Done {
         if self.files.is_empty() {
             let ino = self.create(InodeFlags::empty())?;
-            return self.write(ino, 0, 4 << 20);
+            return self.write(ino, 0, 2 << 20);
         }
         let source = self.files[0].1;
         let ino = if self.files.len() < 12 || self.random.u8(..100) == 0 {
@@ -159,16 +163,38 @@ impl<'a> Full<'a> {
             self.files[self.random.usize(1..self.files.len())].1
         };
         for _ in 0..CLONES {
-            let [from, to] = [1000, 20_000].map(|most| self.random.u64(..most) * 4096);
+            let [from, to] = [500, 20_000].map(|most| self.random.u64(..most) * 4096);
             let place = |ino, offset| FilePlace { root: ROOT, ino, offset };
             block_on(self.engine.clone_range(place(source, from), place(ino, to), 4096))?;
         }
         Ok(CLONES * 4096)
     }
 
+    /// Takes all space but a little of it.
+    fn take(&mut self) {
+        let ino = self.create(InodeFlags::empty()).unwrap();
+        let (mut end, mut piece) = (0, 64 << 20);
+        while piece >= 64 << 10 {
+            match block_on(self.engine.allocate_range(ROOT, ino, (end, piece), false)) {
+                Ok(()) => end += piece,
+                Err(error) => {
+                    assert_eq!(error.errno(), libc::ENOSPC, "{error}");
+                    piece /= 2;
+                }
+            }
+        }
+        block_on(self.engine.truncate(ROOT, ino, end.saturating_sub(LEFT_FREE))).unwrap();
+        block_on(self.engine.commit()).unwrap();
+        // The others write to files of their own.
+        self.taken = self.files.pop();
+    }
+
     /// Returns the bytes that were added until it was full.
     fn fill(&mut self, filling: Filling) -> u64 {
         let (mut refused, mut bytes) = (0, 0);
+        if matches!(filling, Filling::Sectors | Filling::Metadata | Filling::Clones) {
+            self.take();
+        }
         for count in 0..MOST_OPERATIONS {
             match self.add(filling) {
                 Ok(more) => bytes += more,
@@ -185,12 +211,14 @@ impl<'a> Full<'a> {
                 block_on(self.engine.commit()).unwrap();
             }
         }
+        assert_eq!(refused, REFUSALS, "{filling:?}: it is not full");
         bytes
     }
 
     /// Deletes all, in any order. What there is no space for now, there is when others are gone.
     fn empty(&mut self, filling: Filling) {
         let mut passes = 0;
+        self.files.extend(self.taken.take());
         while !self.files.is_empty() || !self.snapshots.is_empty() {
             let before = (self.files.len(), self.snapshots.len());
             self.random.shuffle(&mut self.files);
