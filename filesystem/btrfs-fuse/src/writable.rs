@@ -18,11 +18,10 @@ mod data;
 mod error;
 mod known;
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
 use std::io;
 
-use sealblock_block::Condition;
 use sealblock_btrfs_engine::engine::Engine;
 use sealblock_btrfs_engine::names::Place;
 use sealblock_btrfs_engine::operations::{DirectoryItem, Resolved, SubvolumePlace};
@@ -33,6 +32,7 @@ use sealblock_fuse::{Attributes, DirectoryEntry, FsError, Kind, Notifier, ReadFs
 
 use crate::numbers::{InodeNumbers, Numbered};
 use crate::values::{attributes, cookie_behind, empty_directory, kind_of_entry};
+use background::Background;
 use error::{refused, to_fuse_error};
 use known::{Known, WRITES};
 
@@ -60,13 +60,9 @@ pub struct Writable<'e> {
     numbers: InodeNumbers<u64>,
     known: Known,
     notifier: OnceCell<Notifier>,
-    /// True if a subvolume was deleted whose nodes are still to be dropped, as far as is known.
-    has_dead: Cell<bool>,
     /// Subvolumes that are being deleted, or were. No file of them is opened.
     deleted: RefCell<BTreeSet<u64>>,
-    /// True if the work in the background is to end.
-    is_ended: Cell<bool>,
-    ended: Condition,
+    background: Background,
 }
 
 /// An inode.
@@ -92,8 +88,6 @@ impl<'e> Writable<'e> {
         let sector_bytes = sector_bytes.map_err(to_fuse_error)?;
         let (numbers, known, notifier) = (InodeNumbers::default(), Known::default(), OnceCell::new());
         let root = numbers.of_inode((root, root), ino)?;
-        // One may be left of an earlier mount.
-        let (has_dead, is_ended, ended) = (Cell::new(true), Cell::new(false), Condition::default());
         Ok(Writable {
             engine,
             options,
@@ -102,10 +96,8 @@ impl<'e> Writable<'e> {
             numbers,
             known,
             notifier,
-            has_dead,
             deleted: RefCell::default(),
-            is_ended,
-            ended,
+            background: Background::new(),
         })
     }
 

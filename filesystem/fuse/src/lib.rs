@@ -70,7 +70,7 @@ pub use interface::{
     Attributes, DirectoryEntry, Kind, MAX_COOKIE, MAX_NAME_BYTES, MAX_READ_BYTES, MAX_XATTR_BYTES, ReadFs, Seek,
     Statistics, Time,
 };
-pub use notices::Notifier;
+pub use notices::{Notifier, Waiting};
 pub use session::{DEFAULT_CALLS, Ended, MAX_CALLS, Options, Session, WriteOptions};
 
 #[cfg(test)]

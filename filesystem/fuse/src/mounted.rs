@@ -138,6 +138,11 @@ impl Mounted {
         })
     }
 
+    /// As [`Mounted::write_back`], for these files alone.
+    pub fn write_back_of(&self, files: Vec<u64>) -> io::Result<()> {
+        self.apart(move |root, tell| tell(files.iter().try_for_each(|file| write_pages_of_file(&root, *file))))
+    }
+
     /// Unmounts, unless a file is open. What was changed is written first.
     fn unmount_unused(&self) -> io::Result<()> {
         let point = self.point.clone();
@@ -174,10 +179,18 @@ fn write_pages_of(root: &File, files: &[u64]) -> io::Result<()> {
     files.iter().try_for_each(|file| open_if_known(root, *file).map(drop))
 }
 
+fn write_pages_of_file(root: &File, file: u64) -> io::Result<()> {
+    let Some(file) = open_if_known(root, file)? else { return Ok(()) };
+    // That tells of errors; some kernels wait for the answers only when it is closed.
+    write_pages(&file)
+}
+
 /// Opens an inode. One that the kernel has just forgotten is closed already; or its subvolume was deleted.
 fn open_if_known(root: &File, file: u64) -> io::Result<Option<File>> {
     match open_fuse_inode(root.as_fd(), file) {
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::STALE | Errno::NOENT)) => Ok(None),
+        // Then the kernel collects no writes, so that at most stores through mmap are on their way.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => Ok(None),
         opened => opened.map(Some),
     }
 }

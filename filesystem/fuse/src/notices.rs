@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::future::poll_fn;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::thread::{self, JoinHandle};
 
@@ -38,6 +38,7 @@ pub struct Notifier {
 struct Queue {
     state: Mutex<State>,
     changed: Condvar,
+    kernel: OnceLock<fuser::Notifier>,
 }
 
 #[derive(Default)]
@@ -67,44 +68,21 @@ impl Notifier {
         Notifier { root, queue: Arc::default(), mounted }
     }
 
-    /// Lets the kernel write all pages that programs have changed until now, and waits until it has. A task that answers
-    /// a request may wait, as the session goes on to answer; but it takes one of the calls that may be in flight, and
-    /// some must be left for the pages.
+    /// Lets a request wait for the kernel. It goes on, as the session answers others meanwhile; but it takes one of the
+    /// calls that may be in flight, and some must be left for what the kernel asks.
     ///
     /// # Errors
-    /// EBUSY if 16 requests wait already; another number if the kernel cannot write them, or the mount has ended or is
-    /// covered by another one.
-    pub async fn write_back(&self) -> Result<(), FsError> {
-        self.wait_for(Notifier::write_back_here).await
+    /// EBUSY if 16 requests wait already.
+    pub fn wait(&self) -> Result<Waiting, FsError> {
+        let counted = Counted::begin(self).map_err(not_written)?;
+        Ok(Waiting(Arc::new(counted)))
     }
 
-    /// As [`Notifier::write_back`], for one file, which the kernel has locked for the request that waits. It need not do
+    /// As [`Waiting::write_back`], for one file, which the kernel has locked for the request that waits. It need not do
     /// anything if nobody has the file open for writing.
     pub(crate) async fn write_back_locked(&self, ino: u64) -> Result<(), FsError> {
         let node = self.node(ino);
-        self.wait_for(move |notifier| notifier.mounted.write_back_locked(node)).await
-    }
-
-    /// Runs something that waits for the kernel, on a thread of its own.
-    async fn wait_for(&self, work: impl FnOnce(&Notifier) -> io::Result<()> + Send + 'static) -> Result<(), FsError> {
-        let failed = |error: io::Error| {
-            let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
-            FsError::Refused { errno, why: format!("the kernel does not write its pages: {error}") }
-        };
-        let done = Arc::<Mailbox<io::Result<()>>>::default();
-        let (waiting, into) = (Waiting::begin(self).map_err(failed)?, Arc::clone(&done));
-        let work = move || drop(into.push(work(&waiting.0)));
-        thread::Builder::new().name("fuse-sync".to_owned()).spawn(work).map_err(failed)?;
-        let mut results = Vec::new();
-        let written = poll_fn(|cx| {
-            let taken = done.poll_take(cx, &mut results);
-            match results.pop() {
-                Some(result) => Poll::Ready(result),
-                None if taken == Poll::Ready(false) => Poll::Ready(Err(io::Error::other("the thread ended"))),
-                None => Poll::Pending,
-            }
-        });
-        written.await.map_err(failed)
+        self.wait()?.run(move |notifier| notifier.mounted.write_back_locked(node)).await.map_err(not_written)
     }
 
     /// True if any file is open for writing.
@@ -117,7 +95,7 @@ impl Notifier {
         self.queue.lock().written.contains_key(&self.node(ino))
     }
 
-    /// As [`Notifier::write_back`], on this thread, which must not be one that answers.
+    /// As [`Waiting::write_back`], on this thread, which must not be one that answers.
     pub(crate) fn write_back_here(&self) -> io::Result<()> {
         // Pages of a file that is closed were written when it was.
         let written: Vec<u64> = self.queue.lock().written.keys().copied().collect();
@@ -174,6 +152,8 @@ impl Notifier {
     /// Starts the thread that tells the kernel.
     pub(crate) fn start(&self, kernel: fuser::Notifier) -> io::Result<JoinHandle<()>> {
         let queue = Arc::clone(&self.queue);
+        // It is started once.
+        let _is_first = queue.kernel.set(kernel.clone()).is_ok();
         thread::Builder::new().name("fuse-notices".to_owned()).spawn(move || {
             while let Some(notice) = queue.take() {
                 if let Err(error) = tell(&kernel, &notice) {
@@ -213,24 +193,91 @@ impl Queue {
     }
 }
 
-/// A request that waits until the kernel has written pages; no longer counted when dropped.
-struct Waiting(Notifier);
+/// A request that may wait for the kernel, as often as it wants. Dropping it does not end what was begun.
+pub struct Waiting(Arc<Counted>);
 
 impl Waiting {
-    fn begin(notifier: &Notifier) -> io::Result<Waiting> {
+    /// Lets the kernel write all pages that programs have changed until now, and waits until it has.
+    ///
+    /// # Errors
+    /// If the kernel cannot write them, or the mount has ended or is covered by another one.
+    pub async fn write_back(&self) -> Result<(), FsError> {
+        self.run(Notifier::write_back_here).await.map_err(not_written)
+    }
+
+    /// As [`Waiting::write_back`], for some files, which the kernel must not have locked.
+    ///
+    /// # Errors
+    /// As for [`Waiting::write_back`].
+    pub async fn write_back_of(&self, files: &[u64]) -> Result<(), FsError> {
+        let Waiting(counted) = self;
+        let is_written = |ino: &&u64| counted.0.is_written(**ino);
+        let nodes: Vec<u64> = files.iter().filter(is_written).map(|ino| counted.0.node(*ino)).collect();
+        if nodes.is_empty() {
+            return Ok(());
+        }
+        self.run(move |notifier| notifier.mounted.write_back_of(nodes)).await.map_err(not_written)
+    }
+
+    /// As [`Notifier::inode`], and [`Notifier::entry`] if a name is given; but waits until the kernel has dropped what it
+    /// cached. A mount that has ended caches nothing.
+    pub async fn changed(&self, ino: u64, name: Option<&[u8]>) {
+        let node = self.0.0.node(ino);
+        let entry = name.map(|name| Notice::Entry(node, name.to_vec()));
+        let told = self.run(move |notifier| {
+            let Some(kernel) = notifier.queue.kernel.get() else { return Ok(()) };
+            // It need not know the one to forget the other.
+            let results: Vec<_> =
+                entry.into_iter().chain([Notice::Inode(node)]).map(|notice| tell(kernel, &notice)).collect();
+            results.into_iter().collect()
+        });
+        if let Err(error) = told.await {
+            tracing::debug!(ino, %error, "the kernel does not take a notice");
+        }
+    }
+
+    /// Runs something that waits for the kernel, on a thread of its own.
+    async fn run(&self, work: impl FnOnce(&Notifier) -> io::Result<()> + Send + 'static) -> io::Result<()> {
+        let done = Arc::<Mailbox<io::Result<()>>>::default();
+        let (counted, into) = (Arc::clone(&self.0), Arc::clone(&done));
+        let work = move || drop(into.push(work(&counted.0)));
+        thread::Builder::new().name("fuse-sync".to_owned()).spawn(work)?;
+        let mut results = Vec::new();
+        poll_fn(|cx| {
+            let taken = done.poll_take(cx, &mut results);
+            match results.pop() {
+                Some(result) => Poll::Ready(result),
+                None if taken == Poll::Ready(false) => Poll::Ready(Err(io::Error::other("the thread ended"))),
+                None => Poll::Pending,
+            }
+        })
+        .await
+    }
+}
+
+/// A request that counts among those that wait; no longer when dropped.
+struct Counted(Notifier);
+
+impl Counted {
+    fn begin(notifier: &Notifier) -> io::Result<Counted> {
         let mut state = notifier.queue.lock();
         if state.waiting >= MOST_WAITING {
             return Err(Errno::BUSY.into());
         }
         state.waiting += 1;
-        Ok(Waiting(notifier.clone()))
+        Ok(Counted(notifier.clone()))
     }
 }
 
-impl Drop for Waiting {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.queue.lock().waiting -= 1;
     }
+}
+
+fn not_written(error: io::Error) -> FsError {
+    let errno = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+    FsError::Refused { errno, why: format!("the kernel does not write its pages: {error}") }
 }
 
 fn tell(kernel: &fuser::Notifier, notice: &Notice) -> io::Result<()> {
@@ -288,12 +335,12 @@ mod tests {
         notifier.closed(300);
         notifier.closed(300);
         assert!(!notifier.is_any_written());
-        let waiting: Vec<_> = (0..MOST_WAITING).map(|_| Waiting::begin(&notifier).ok().unwrap()).collect();
+        let waiting: Vec<_> = (0..MOST_WAITING).map(|_| Counted::begin(&notifier).ok().unwrap()).collect();
         assert_eq!(
-            Waiting::begin(&notifier).err().and_then(|error| error.raw_os_error()),
+            Counted::begin(&notifier).err().and_then(|error| error.raw_os_error()),
             Some(Errno::BUSY.raw_os_error())
         );
         drop(waiting);
-        assert!(Waiting::begin(&notifier).is_ok());
+        assert!(notifier.wait().is_ok());
     }
 }

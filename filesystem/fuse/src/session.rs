@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use fuser::{Config, MountOption, SessionACL, SessionUnmounter};
 use rustix::process::{configure_io_flusher_behavior, is_io_flusher};
+use sealblock_runtime_ioctl::apart::can_open_fuse_inodes;
 use sealblock_runtime_reactor::Mailbox;
 
 use crate::call::{Call, Forget, Permits};
@@ -62,7 +63,8 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub struct WriteOptions {
     /// The kernel collects writes in its page cache, and sends them later and in larger pieces. Without it, each write
-    /// of a program reaches the filesystem before it returns. Only for root.
+    /// of a program reaches the filesystem before it returns. Not without CAP_DAC_READ_SEARCH: it takes that to wait for
+    /// pages on their way.
     pub writeback_cache: bool,
     /// Programs with the set-user-ID bit run with the rights of their owner. Only for root.
     pub allow_set_id: bool,
@@ -150,8 +152,10 @@ impl Session {
         let limit = options.calls.clamp(1, MAX_CALLS);
         let (calls, permits) = (Arc::<Mailbox<Call>>::default(), Permits::new(limit));
         let forgets = Arc::<Mailbox<Forget>>::default();
-        let writes =
-            options.write.as_ref().map(|write| Agreed { writeback_cache: write.writeback_cache, ..Agreed::default() });
+        let writes = options.write.as_ref().map(|write| Agreed {
+            writeback_cache: write.writeback_cache && can_open_fuse_inodes(),
+            ..Agreed::default()
+        });
         let side = KernelSide {
             root,
             calls: Arc::clone(&calls),

@@ -7,7 +7,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
@@ -62,6 +62,13 @@ fn leave(device: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// True if this process may use [`open_fuse_inode`]. Needs CAP_DAC_READ_SEARCH, which root need not have in a container.
+pub fn can_open_fuse_inodes() -> bool {
+    // The right is checked before the handle, which means nothing there.
+    let refused = |root: File| open_fuse_inode(root.as_fd(), 0).err().and_then(|error| error.raw_os_error());
+    File::open("/").is_ok_and(|root| refused(root) != Some(libc::EPERM))
+}
+
 /// Opens an inode of a mount of FUSE for reading, by its number for the kernel and generation 0. `mount` is any file of the
 /// mount. Needs CAP_DAC_READ_SEARCH.
 ///
@@ -97,10 +104,8 @@ pub fn write_pages(file: &File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
-    use std::os::fd::AsFd;
-
     use super::*;
+    use std::io::{Read, Write};
 
     #[test]
     fn descriptors_are_left_by_the_thread_alone() {

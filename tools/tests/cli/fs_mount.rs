@@ -179,6 +179,94 @@ fn a_full_filesystem_is_an_error_of_the_write_and_nothing_more() {
     assert!(place.run("fs cat disk/small").succeeds().stdout == data[..500_000]);
 }
 
+/// What a command changes behind the kernel's pages, a program sees at once, and what it writes next does not bring back
+/// what was there.
+#[test]
+fn what_a_command_changes_stays_changed() {
+    if !can_mount() {
+        return;
+    }
+    if !has("python3") {
+        return skipped("ioctl needs python3");
+    }
+    for options in ["rw", "rw,writethrough"] {
+        let place = new(1024 * MIB);
+        let serving = Serving::new(&place, &format!("-o {options} disk point"));
+        let script = "\
+import fcntl, os, struct, sys
+root = os.open(sys.argv[1], os.O_RDONLY)
+def new(name):
+    return os.open(name, os.O_RDWR | os.O_CREAT, 0o644, dir_fd=root)
+for step in range(150):
+    is_synced, is_clone = step % 2, step % 4 < 2
+    file = new(f'file{step}')
+    if not is_clone:
+        flags = bytearray(8)
+        fcntl.ioctl(file, 0x80086601, flags)
+        fcntl.ioctl(file, 0x40086602, struct.pack('=Q', struct.unpack('=Q', flags)[0] | 0x800000))
+    os.pwrite(file, b'a' * 8192, 0)
+    if is_clone:
+        other = new('other')
+        os.pwrite(other, bytes([66 + step % 20]) * 8192, 0)
+        if is_synced:
+            os.fsync(other)
+    if is_synced:
+        os.fsync(file)
+    if is_clone:
+        fcntl.ioctl(file, 0x4020b701, struct.pack('=QQQQ', os.fstat(other).st_ino, 0, 0, 0))
+        expected = bytearray(bytes([66 + step % 20]) * 8192)
+    else:
+        fcntl.ioctl(file, 0x4010b705, struct.pack('=QQ', 0, 8192))
+        expected = bytearray(8192)
+    os.pwrite(file, b'x', 100)
+    expected[100:101] = b'x'
+    os.fsync(file)
+    assert os.pread(file, 8192, 0) == expected, step
+    assert not os.access(f'{sys.argv[1]}/snapshot{step}', os.F_OK)
+    fcntl.ioctl(root, 0xc118b704, bytearray(struct.pack('=Q256sQQ', 0, f'snapshot{step}'.encode(), os.fstat(root).st_ino, 1)))
+    os.stat(f'snapshot{step}', dir_fd=root)
+    assert open(f'{sys.argv[1]}/snapshot{step}/file{step}', 'rb').read() == expected, step
+    if step > 2:
+        fcntl.ioctl(root, 0x4108b703, struct.pack('=Q256s', 0, f'snapshot{step}'.encode()))
+        assert not os.access(f'{sys.argv[1]}/snapshot{step}', os.F_OK), step
+";
+        run("python3", ["-c".as_ref(), script.as_ref(), place.path("point").as_os_str()]).unwrap();
+        assert_eq!(serving.unmount(), 0);
+        place.run("fs check disk").succeeds().says(&["clean; "]);
+    }
+}
+
+/// A file is written anew again and again, with a snapshot of each content, which is deleted at once. Long before the next
+/// commit, all this would be more than there is space for.
+#[test]
+fn space_of_deleted_snapshots_is_there_when_it_is_needed() {
+    if !can_mount() {
+        return;
+    }
+    if !has("python3") {
+        return skipped("ioctl needs python3");
+    }
+    let place = new(200 * MIB);
+    let serving = Serving::new(&place, "-o rw,commit=300 disk point");
+    let script = "\
+import fcntl, os, struct, sys
+root = os.open(sys.argv[1], os.O_RDONLY)
+number = os.fstat(root).st_ino
+for step in range(30):
+    file = os.open('file', os.O_RDWR | os.O_CREAT | os.O_TRUNC, dir_fd=root)
+    data = bytes([65 + step]) * (20 << 20)
+    assert os.write(file, data) == len(data)
+    os.fsync(file)
+    os.close(file)
+    fcntl.ioctl(root, 0xc118b704, bytearray(struct.pack('=Q256sQQ', 0, b'snapshot', number, 1)))
+    fcntl.ioctl(root, 0x4108b703, struct.pack('=Q256s', 0, b'snapshot'))
+";
+    run("python3", ["-c".as_ref(), script.as_ref(), place.path("point").as_os_str()]).unwrap();
+    assert_eq!(serving.unmount(), 0);
+    is_clean(&place);
+    assert!(place.run("fs cat disk/file").succeeds().stdout == [65 + 29; 20 << 20]);
+}
+
 #[test]
 fn an_open_file_without_a_name_keeps_its_data() {
     if !can_mount() {
@@ -328,8 +416,13 @@ fn pages_on_their_way_are_waited_for() {
         return;
     }
     let place = new(300 * MIB);
-    for round in 0..3 {
-        let serving = Serving::new(&place, "-o rw,commit=300 fault:[delay=1ms],raw:disk point");
+    let arguments = "-o rw,commit=300 fault:[delay=1ms],raw:disk point";
+    for round in 0..4 {
+        let serving = match round {
+            // It cannot wait for pages; so the kernel must have none.
+            3 if has("setpriv") => Serving::without_search(&place, arguments),
+            _ => Serving::new(&place, arguments),
+        };
         let (data, [old, new]) = (noise(round, 5 << 20), ["point/old", "point/new"].map(|name| place.path(name)));
         for _ in 0..5 {
             let file = File::create(&new).unwrap();

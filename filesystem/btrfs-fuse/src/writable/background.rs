@@ -1,10 +1,12 @@
 //! What happens beside requests: changes are committed after some time, inodes without names are deleted, and the space
-//! of deleted subvolumes is freed.
+//! of deleted subvolumes is freed. A request that finds no space waits until what is deleted already is freed.
 
+use std::cell::Cell;
 use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::select;
+use sealblock_block::Condition;
 use sealblock_btrfs_engine::drop::Dropped;
 use sealblock_btrfs_engine::engine::EngineError;
 
@@ -13,15 +15,95 @@ use super::Writable;
 /// Steps after which others have their turn.
 const STEPS_AT_ONCE: usize = 16;
 
+/// What the work in the background does now, and what others want of it.
+pub(super) struct Background {
+    /// True if a subvolume was deleted whose nodes are still to be dropped, as far as is known.
+    pub has_dead: Cell<bool>,
+    /// True if somebody waits for space, so that the next turn begins at once.
+    is_wanted: Cell<bool>,
+    /// True if the work is to end.
+    is_ended: Cell<bool>,
+    /// True if nobody works, or will again.
+    is_idle: Cell<bool>,
+    /// The turns that have begun, and those that are done.
+    turns: Cell<(u64, u64)>,
+    /// Inodes without names that are being deleted.
+    deletions: Cell<usize>,
+    /// Something of this changed.
+    changed: Condition,
+}
+
+impl Background {
+    /// Nothing is done yet. A deleted subvolume may be left of an earlier mount.
+    pub fn new() -> Background {
+        let no = || Cell::new(false);
+        Background {
+            has_dead: Cell::new(true),
+            is_wanted: no(),
+            is_ended: no(),
+            is_idle: Cell::new(true),
+            turns: Cell::new((0, 0)),
+            deletions: Cell::new(0),
+            changed: Condition::default(),
+        }
+    }
+
+    /// Waits until what is deleted already has given back its space, but for what programs still use. Returns false if
+    /// there was nothing to wait for.
+    async fn free_deleted(&self) -> bool {
+        let ((begun, done), has_dead) = (self.turns.get(), self.has_dead.get());
+        let is_work = has_dead || begun > done;
+        if self.is_idle.get() || !is_work && self.deletions.get() == 0 {
+            return false;
+        }
+        // A turn that has begun may have passed what was deleted since.
+        let until = if has_dead { begun + 1 } else { begun };
+        if has_dead {
+            self.is_wanted.set(true);
+            self.changed.notify();
+        }
+        let is_free = || self.turns.get().1 >= until && self.deletions.get() == 0;
+        self.changed.wait_until(|| self.is_idle.get() || is_free()).await;
+        true
+    }
+}
+
+/// Work that has begun, and ends when this is dropped.
+struct Begun<'b>(&'b Background, fn(&Background));
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        let Begun(background, end) = self;
+        end(background);
+        background.changed.notify();
+    }
+}
+
 impl Writable<'_> {
+    /// Makes a change. If there is no space for it, it is made again when what is deleted already has given back its own.
+    pub(super) async fn with_space<T>(
+        &self,
+        change: impl AsyncFn() -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        match change().await {
+            Err(error) if error.errno() == libc::ENOSPC && self.background.free_deleted().await => change().await,
+            result => result,
+        }
+    }
+
     /// Commits changes at this interval, as long as there are any, and frees the space of deleted subvolumes. Ends after
     /// [`Writable::end_background`], or if nothing can be written any more, which the engine has reported. A commit that
     /// has begun must be completed, so it is to be polled until then.
     pub async fn work_in_background(&self, interval: Duration, sleep: impl AsyncFn(Duration)) {
+        let own = &self.background;
+        own.is_idle.set(false);
+        let _working = Begun(own, |own| own.is_idle.set(true));
         loop {
-            let (pause, end) = (pin!(sleep(interval)), pin!(self.ended.wait_until(|| self.is_ended.get())));
-            select(pause, end).await;
-            if self.is_ended.get() {
+            let is_wanted = || own.is_ended.get() || own.is_wanted.get();
+            let (pause, wanted) = (pin!(sleep(interval)), pin!(own.changed.wait_until(is_wanted)));
+            select(pause, wanted).await;
+            own.is_wanted.set(false);
+            if own.is_ended.get() {
                 return;
             }
             match self.work_once().await {
@@ -36,15 +118,18 @@ impl Writable<'_> {
 
     /// Ends the work in the background as soon as what it does is complete.
     pub fn end_background(&self) {
-        self.is_ended.set(true);
-        self.ended.notify();
+        self.background.is_ended.set(true);
+        self.background.changed.notify();
     }
 
     async fn work_once(&self) -> Result<(), EngineError> {
+        let own = &self.background;
+        own.turns.update(|(begun, done)| (begun + 1, done));
+        let _begun = Begun(own, |own| own.turns.update(|(begun, done)| (begun, done + 1)));
         if self.engine.is_dirty() {
             self.engine.sync().await?;
         }
-        if self.has_dead.replace(false) { self.drop_dead().await } else { Ok(()) }
+        if own.has_dead.replace(false) { self.drop_dead().await } else { Ok(()) }
     }
 
     /// Drops the nodes of deleted subvolumes of which the kernel knows no inode.
@@ -53,14 +138,14 @@ impl Writable<'_> {
         while let Some(id) = self.engine.change(|transaction| transaction.next_dead(from)).await? {
             from = id + 1;
             if self.numbers.of_subvolume(id).is_some_and(|numbers| self.known.has_any(numbers)) {
-                self.has_dead.set(true);
+                self.background.has_dead.set(true);
                 continue;
             }
             self.engine.change(|transaction| transaction.open_tree(id)).await?;
             let mut steps = 0_usize;
             while self.engine.change(|transaction| transaction.drop_step(id)).await? == Dropped::Some {
                 // The rest is for whoever opens the filesystem next.
-                if self.is_ended.get() {
+                if self.background.is_ended.get() {
                     return Ok(());
                 }
                 steps += 1;
@@ -76,6 +161,9 @@ impl Writable<'_> {
     /// filesystem is opened again.
     pub(super) async fn delete_orphan(&self, number: u64) {
         let Ok(Some(id)) = self.find(number) else { return };
+        let own = &self.background;
+        own.deletions.update(|count| count + 1);
+        let _begun = Begun(own, |own| own.deletions.update(|count| count - 1));
         match self.engine.release(id.root, id.ino).await {
             Ok(_) => {}
             Err(error) if matches!(error, EngineError::Stopped(_)) || error.errno() == libc::ENOENT => {

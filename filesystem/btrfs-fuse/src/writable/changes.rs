@@ -36,7 +36,8 @@ impl Writable<'_> {
         let owner = Ownership { uid: new.caller.uid, gid: new.caller.gid, permissions };
         let place = Place { directory: directory.ino, name: new.name };
         let umask = u32::from(new.umask);
-        let created = self.engine.create_masked(directory.root, place, file, (&owner, umask), now()).await;
+        let create = async || self.engine.create_masked(directory.root, place, file, (&owner, umask), now()).await;
+        let created = self.with_space(create).await;
         Ok(InodeId { ino: created.map_err(to_fuse_error)?, ..directory })
     }
 
@@ -77,7 +78,7 @@ impl Writable<'_> {
             (Err(_), Some(root)) if is_new => _ = self.deleted.borrow_mut().remove(&root),
             (Err(_), _) => {}
         }
-        self.has_dead.set(true);
+        self.background.has_dead.set(true);
         deleted.map_err(to_fuse_error)
     }
 
@@ -273,7 +274,7 @@ impl WriteFs for Writable<'_> {
                     XattrMode::Create => EngineXattr::Create,
                     XattrMode::Replace => EngineXattr::Replace,
                 };
-                self.engine.set_xattr(id.root, id.ino, (name, value), mode, now()).await
+                self.with_space(async || self.engine.set_xattr(id.root, id.ino, (name, value), mode, now()).await).await
             }
         };
         self.known.set_has_no_capabilities(ino, false);

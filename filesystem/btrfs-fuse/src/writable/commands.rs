@@ -11,7 +11,7 @@ use sealblock_btrfs_engine::inode::{Ownership, SETTABLE_FLAGS};
 use sealblock_btrfs_engine::operations::{NewSnapshot, Resolved};
 use sealblock_btrfs_format::items::inode::InodeFlags;
 use sealblock_btrfs_format::key::objectid;
-use sealblock_fuse::{Caller, FsError};
+use sealblock_fuse::{Caller, FsError, Notifier, Waiting};
 
 use super::error::{refused, to_fuse_error, to_write_error};
 use super::{InodeId, Writable, place_of};
@@ -157,7 +157,9 @@ impl Writable<'_> {
             }
             TRIM => self.trim(caller, &Argument::new(argument, 24)?).await?,
             SYNC => {
-                self.write_back().await?;
+                if let Some(kernel) = self.kernel()? {
+                    kernel.write_back().await?;
+                }
                 self.sync_all().await.map_err(to_write_error)?;
                 Vec::new()
             }
@@ -215,6 +217,10 @@ impl Writable<'_> {
         for id in [from, to] {
             self.check_owner(caller, id).await?;
         }
+        let kernel = self.kernel()?;
+        if let Some(kernel) = &kernel {
+            kernel.write_back_of(&[self.number(from)?, self.number(to)?]).await?;
+        }
         let (source_size, size) = (self.regular(from).await?.size.get(), self.regular(to).await?.size.get());
         let (from_offset, to_offset) = (argument.number(8), argument.number(24));
         let bytes = match argument.number(16) {
@@ -223,19 +229,25 @@ impl Writable<'_> {
         };
         check_range(to_offset, bytes, size)?;
         let place = |id: InodeId, offset| FilePlace { root: id.root, ino: id.ino, offset };
-        let cloned = self.engine.clone_range(place(from, from_offset), place(to, to_offset), bytes).await;
-        self.tell(to, None);
+        let clone = async || self.engine.clone_range(place(from, from_offset), place(to, to_offset), bytes).await;
+        let cloned = self.with_space(clone).await;
+        self.tell(kernel, to, None).await;
         cloned.map(|()| Vec::new()).map_err(to_write_error)
     }
 
     async fn write_zeroes(&self, caller: Caller, id: InodeId, argument: &Argument<'_>) -> Result<Vec<u8>, FsError> {
-        let size = self.regular(id).await?.size.get();
         self.check_owner(caller, id).await?;
+        let kernel = self.kernel()?;
+        if let Some(kernel) = &kernel {
+            kernel.write_back_of(&[self.number(id)?]).await?;
+        }
+        let size = self.regular(id).await?.size.get();
         let (offset, bytes) = (argument.number(0), argument.number(8));
         check_range(offset, bytes, size)?;
         self.drop_rights(self.number(id)?, id, false).await?;
-        let zeroed = self.engine.write_zeroes(id.root, id.ino, offset, bytes).await;
-        self.tell(id, None);
+        let zero = async || self.engine.write_zeroes(id.root, id.ino, offset, bytes).await;
+        let zeroed = self.with_space(zero).await;
+        self.tell(kernel, id, None).await;
         zeroed.map(|()| Vec::new()).map_err(to_write_error)
     }
 
@@ -246,14 +258,14 @@ impl Writable<'_> {
         argument: &Argument<'_>,
     ) -> Result<Vec<u8>, FsError> {
         self.check_owner(caller, directory).await?;
-        let name = argument.name()?;
+        let (name, kernel) = (argument.name()?, self.kernel()?);
         let owner = Ownership { uid: caller.uid, gid: caller.gid, permissions: 0o755 };
         let made = self
             .engine
             .create_subvolume(place_of(directory, name), self.new_uuid()?, &owner, now())
             .await
             .map_err(to_fuse_error)?;
-        self.tell(directory, Some(name));
+        self.tell(kernel, directory, Some(name)).await;
         Ok(argument.answer(made))
     }
 
@@ -268,8 +280,9 @@ impl Writable<'_> {
         if let Some(Resolved::Subvolume(root)) = self.resolve(directory, name).await? {
             self.check_owner(caller, super::top_of(root)).await?;
         }
+        let kernel = self.kernel()?;
         self.delete_subvolume(directory, name).await?;
-        self.tell(directory, Some(name));
+        self.tell(kernel, directory, Some(name)).await;
         Ok(Vec::new())
     }
 
@@ -291,32 +304,35 @@ impl Writable<'_> {
         for id in [source, directory] {
             self.check_owner(caller, id).await?;
         }
-        // What programs have written may still be in the kernel's cache.
-        self.write_back().await?;
+        let kernel = self.kernel()?;
+        if let Some(kernel) = &kernel {
+            // What programs have written may still be in its cache.
+            kernel.write_back().await?;
+        }
         let new = NewSnapshot { source: source.root, uuid: self.new_uuid()?, is_read_only };
-        let made = self.engine.create_snapshot(new, place_of(directory, name), now()).await.map_err(to_fuse_error)?;
-        self.tell(directory, Some(name));
+        let create = async || self.engine.create_snapshot(new, place_of(directory, name), now()).await;
+        let made = self.with_space(create).await.map_err(to_fuse_error)?;
+        self.tell(kernel, directory, Some(name)).await;
         Ok(argument.answer(made))
     }
 
-    /// Lets the kernel write what programs have written.
-    async fn write_back(&self) -> Result<(), FsError> {
-        match self.notifier.get() {
-            Some(notifier) => notifier.write_back().await,
-            None => Ok(()),
-        }
+    /// What a command can wait for, if anybody is to be told.
+    ///
+    /// # Errors
+    /// As for [`Notifier::wait`](sealblock_fuse::Notifier::wait).
+    fn kernel(&self) -> Result<Option<Waiting>, FsError> {
+        self.notifier.get().map(Notifier::wait).transpose()
     }
 
     fn new_uuid(&self) -> Result<[u8; 16], FsError> {
         (self.options.new_uuid)().map_err(|error| refused(libc::EIO, error.to_string()))
     }
 
-    /// Tells the kernel that an inode changed, and that a name in it did.
-    fn tell(&self, id: InodeId, name: Option<&[u8]>) {
-        let (Some(notifier), Ok(number)) = (self.notifier.get(), self.number(id)) else { return };
-        notifier.inode(number);
-        if let Some(name) = name {
-            notifier.entry(number, name);
+    /// Lets the kernel drop what it has of an inode that changed, and of a name in it: what a program does next must not
+    /// meet the old content, or write it back.
+    async fn tell(&self, kernel: Option<Waiting>, id: InodeId, name: Option<&[u8]>) {
+        if let (Some(kernel), Ok(number)) = (kernel, self.number(id)) {
+            kernel.changed(number, name).await;
         }
     }
 }

@@ -86,9 +86,12 @@ impl Writable<'_> {
     async fn write_all(&self, file: InodeId, (offset, data): (u64, Slice), sets_times: bool) -> Result<(), FsError> {
         let mut done = 0;
         while done < data.len() {
-            let rest = (offset.saturating_add(done as u64), data.slice(done..));
             let mode = WriteMode { sets_times, is_open: true };
-            let written = self.engine.write_as(file.root, file.ino, rest, mode).await;
+            let write = async || {
+                let rest = (offset.saturating_add(done as u64), data.slice(done..));
+                self.engine.write_as(file.root, file.ino, rest, mode).await
+            };
+            let written = self.with_space(write).await;
             done += written.map_err(to_write_error)? as usize;
         }
         Ok(())
@@ -112,7 +115,7 @@ impl Writable<'_> {
         let file = self.file(number)?;
         self.drop_rights(number, file, false).await?;
         let InodeId { root, ino } = file;
-        let allocated = match what {
+        let allocate = async || match what {
             Allocate::Reserve => self.engine.allocate_range(root, ino, (offset, bytes), keeps_size).await,
             Allocate::PunchHole => self.engine.punch(root, ino, offset, bytes).await,
             Allocate::Zero if self.options.zeroes_are_written => {
@@ -120,7 +123,7 @@ impl Writable<'_> {
             }
             Allocate::Zero => self.engine.zero_range(root, ino, (offset, bytes), keeps_size).await,
         };
-        allocated.map_err(to_write_error)
+        self.with_space(allocate).await.map_err(to_write_error)
     }
 
     /// Makes a range zeroes: written ones where the file can have them.
@@ -188,8 +191,8 @@ impl Writable<'_> {
         bytes: u64,
     ) -> Result<u64, FsError> {
         let place = |id: InodeId, offset| FilePlace { root: id.root, ino: id.ino, offset };
-        let shared = self.engine.clone_range(place(from, from_offset), place(to, to_offset), bytes).await;
-        match shared {
+        let share = async || self.engine.clone_range(place(from, from_offset), place(to, to_offset), bytes).await;
+        match self.with_space(share).await {
             Ok(()) => Ok(bytes),
             // One of the files changed meanwhile.
             Err(EngineError::Change(error)) if EngineError::Change(error).errno() == libc::EINVAL => {

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use super::devices::system;
 use super::{Place, has, is_root, skipped};
@@ -17,7 +17,22 @@ impl Serving {
     /// Mounts on `point` of the place, with the arguments of `fs mount`.
     #[track_caller]
     pub fn new(place: &Place, arguments: &str) -> Serving {
-        let mut child = place.start(&format!("fs mount {arguments}"));
+        Serving::start(place, place.start(&format!("fs mount {arguments}")))
+    }
+
+    /// As [`Serving::new`], as root without the right to open any file, as in many containers.
+    #[track_caller]
+    pub fn without_search(place: &Place, arguments: &str) -> Serving {
+        let command = place.command(&format!("fs mount {arguments}"));
+        let mut limited = Command::new("setpriv");
+        limited.arg("--bounding-set=-dac_read_search").arg(command.get_program()).args(command.get_args());
+        limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        limited.current_dir(place.path("")).envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        Serving::start(place, limited.spawn().unwrap())
+    }
+
+    #[track_caller]
+    fn start(place: &Place, mut child: Child) -> Serving {
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert!(line.contains(" is mounted on "), "{line}: {:?}", child.wait());
