@@ -100,7 +100,11 @@ fn check_superblock(filesystem: &Filesystem) -> Result<(), FsError> {
 }
 
 fn check_devices(filesystem: &Filesystem) -> Result<(), FsError> {
+    let own = filesystem.storage().geometry().node_uuid;
     for (devid, device) in filesystem.known_devices() {
+        if device.is_missing && device.item.fsid != own {
+            return Err(refused(format!("it grew from a seed, device {devid}, which is not read together with it")));
+        }
         if device.is_missing {
             return Err(refused(format!("device {devid} is missing")));
         }

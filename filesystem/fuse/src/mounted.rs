@@ -5,13 +5,13 @@
 //! and by force only if files are open. None of this may be done by the core that answers.
 
 use std::fs::File;
-use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
+use std::{io, iter};
 
 use fuser::SessionUnmounter;
 use rustix::io::Errno;
@@ -22,6 +22,9 @@ use crate::mounts::{self, MountEntry, mount_on};
 
 /// The file by which a process answers the kernel.
 const CONNECTION: &str = "/dev/fuse";
+/// How long the end of the session is awaited once it is unmounted, and once the connection was aborted.
+const BRIEFLY: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(4);
 
 /// A mount.
 pub struct Mounted {
@@ -30,23 +33,50 @@ pub struct Mounted {
     entry: Option<MountEntry>,
     /// The helper program with which a user who is not root has mounted, and which is needed to unmount.
     helper: Mutex<Option<SessionUnmounter>>,
+    over: Arc<Over>,
 }
 
-/// How far the end of a mount got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
-    /// No more requests can come.
-    Over,
-    /// Requests can still come: it is covered by another mount, or a helper has unmounted it while files are open.
-    Lasts,
+/// How a mount ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stopped {
     /// The filesystem did not answer in time, so what is still open must be given up.
-    TimedOut,
+    pub is_late: bool,
+    /// Requests can still come: it is mounted at another place, too, or programs use it, and nothing here ends the
+    /// connection but the end of the process.
+    pub lasts: bool,
+}
+
+/// Why the kernel has not written pages.
+#[derive(Debug)]
+pub enum WriteBackError {
+    /// It cannot be asked by a path of the mount: there is none, another mount covers it, or this process may not.
+    Unreachable(io::Error),
+    /// It cannot write them.
+    Failed(io::Error),
+}
+
+/// Whether the session with the kernel has ended.
+#[derive(Default)]
+pub struct Over(Mutex<bool>, Condvar);
+
+impl Over {
+    /// It has.
+    pub fn set(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.1.notify_all();
+    }
+
+    /// Waits for it, no longer than this.
+    fn wait(&self, limit: Duration) -> bool {
+        let over = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *self.1.wait_timeout_while(over, limit, |over| !*over).unwrap_or_else(PoisonError::into_inner).0
+    }
 }
 
 impl Mounted {
-    /// What has just been mounted on this directory, an absolute path without links.
-    pub fn new(point: PathBuf, helper: Option<SessionUnmounter>) -> Mounted {
-        Mounted { entry: mount_on(&point), point, helper: Mutex::new(helper) }
+    /// What has just been mounted on this directory, an absolute path without links, by a session that sets `over`.
+    pub fn new(point: PathBuf, helper: Option<SessionUnmounter>, over: Arc<Over>) -> Mounted {
+        Mounted { entry: mount_on(&point), point, helper: Mutex::new(helper), over }
     }
 
     /// The mount point.
@@ -64,38 +94,59 @@ impl Mounted {
         self.entry.is_none() || mount_on(&self.point) == self.entry
     }
 
-    /// Ends the connection with the kernel and unmounts, even if files are open.
-    pub fn unmount(&self) -> Stop {
+    /// Unmounts, even if files are open. That ends the connection with the kernel, unless the mount is at another place,
+    /// too, or has been moved, or a helper has unmounted it and files are open.
+    pub fn unmount(&self) {
         if !self.is_uppermost() {
             // The mount has ended already, or another mount covers it, so the kernel has no path to it.
-            tracing::debug!(point = %self.point.display(), "what is mounted there is not this");
-            return Stop::Lasts;
+            return tracing::debug!(point = %self.point.display(), "what is mounted there is not this");
         }
-        let (unmounted, is_over) = match &mut *self.helper.lock().unwrap_or_else(PoisonError::into_inner) {
-            None => (mounts::unmount(&self.point), true),
-            // The helper does not close open files, so serving continues until they are closed.
-            Some(helper) => (helper.unmount(), false),
+        let unmounted = match &mut *self.helper.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => mounts::unmount(&self.point),
+            Some(helper) => helper.unmount(),
         };
         if let Err(error) = &unmounted {
             tracing::warn!(point = %self.point.display(), %error, "cannot unmount");
         }
-        if is_over && unmounted.is_ok() { Stop::Over } else { Stop::Lasts }
+    }
+
+    /// Unmounts and ends the connection with the kernel, wherever it is in use. `refuse` lets the session refuse all
+    /// requests. Returns false if they can still come.
+    pub fn end(&self, refuse: impl FnOnce()) -> bool {
+        self.unmount();
+        // A thread that waits to pass on a request would not notice that the connection has ended.
+        refuse();
+        if self.over.wait(BRIEFLY) {
+            return true;
+        }
+        if let Some(Err(error)) = self.entry.as_ref().map(mounts::abort) {
+            tracing::debug!(point = %self.point.display(), %error, "cannot abort the connection");
+        }
+        let is_over = self.over.wait(LONG);
+        if !is_over {
+            tracing::warn!(
+                point = %self.point.display(),
+                "it is mounted at another place, too, or in use; requests are refused there until it is unmounted"
+            );
+        }
+        is_over
     }
 
     /// Ends a mount that can be changed: the kernel writes what it has, by `write_back`, and it is unmounted. Waits for
-    /// answers of the session, so it must run on another thread than these; no longer than the limit.
+    /// answers of the session, so it must run on another thread than these; no longer than the limit, and some seconds for
+    /// the end. `refuse` is that of [`Mounted::end`].
     pub fn stop(
         self: &Arc<Self>,
         write_back: impl FnOnce() -> io::Result<()> + Send + 'static,
         limit: Duration,
-    ) -> Stop {
+        refuse: impl FnOnce(),
+    ) -> Stopped {
         let (point, (done, written)) = (self.point.display(), mpsc::channel());
         let mounted = Arc::clone(self);
         let write = move || drop(done.send(mounted.write_back_and_unmount(write_back)));
         let spawned = thread::Builder::new().name("fuse-sync".to_owned()).spawn(write);
         let is_late = match spawned.map(|_| written.recv_timeout(limit)) {
-            Ok(Ok(Ok(true))) => return Stop::Over,
-            Ok(Ok(Ok(false))) => false,
+            Ok(Ok(Ok(()))) => false,
             Ok(Ok(Err(error))) | Err(error) => {
                 tracing::error!(%point, %error, "what programs wrote last may be lost: the kernel cannot write it");
                 false
@@ -105,41 +156,41 @@ impl Mounted {
                 true
             }
         };
-        let stopped = self.unmount();
-        if is_late { Stop::TimedOut } else { stopped }
+        Stopped { is_late, lasts: !self.end(refuse) }
     }
 
-    /// True if it is unmounted; false if it is written but files are open.
-    fn write_back_and_unmount(&self, write_back: impl FnOnce() -> io::Result<()>) -> io::Result<bool> {
-        if !self.is_uppermost() {
-            return Ok(false);
-        }
+    /// Unmounts only if no file is open.
+    fn write_back_and_unmount(&self, write_back: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         write_back()?;
         // Unmounting without force writes what was changed meanwhile, and fails if anything is open.
         let is_helped = self.helper.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        Ok(!is_helped && self.is_uppermost() && self.unmount_unused().is_ok())
+        if !is_helped && self.is_uppermost() {
+            let unmounted = self.unmount_unused();
+            tracing::debug!(point = %self.point.display(), ?unmounted, "unmounted if nothing is open");
+        }
+        Ok(())
     }
 
     /// Lets the kernel write all pages that programs have changed, and waits for the answers, those of these files, too. So
     /// it must run on another thread than the session's. No request must wait for it during which the kernel locks one of
     /// the files.
-    pub fn write_back(&self, files: Vec<u64>) -> io::Result<()> {
+    pub fn write_back(&self, files: Vec<u64>) -> Result<(), WriteBackError> {
         self.apart(move |root, tell| tell(write_pages_of(&root, &files)))
     }
 
     /// As [`Mounted::write_back`], for one file, which the kernel may have locked. Linux before 6.16 only sends the pages
     /// then, and does not wait.
-    pub fn write_back_locked(&self, file: u64) -> io::Result<()> {
+    pub fn write_back_locked(&self, file: u64) -> Result<(), WriteBackError> {
         self.apart(move |root, tell| match open_if_known(&root, file) {
             Ok(None) => tell(Ok(())),
             // Closing it may need the lock.
-            Ok(Some(file)) => tell(write_pages(&file)),
+            Ok(Some(file)) => tell(write_pages(&file).map_err(WriteBackError::Failed)),
             Err(error) => tell(Err(error)),
         })
     }
 
     /// As [`Mounted::write_back`], for these files alone.
-    pub fn write_back_of(&self, files: Vec<u64>) -> io::Result<()> {
+    pub fn write_back_of(&self, files: Vec<u64>) -> Result<(), WriteBackError> {
         self.apart(move |root, tell| tell(files.iter().try_for_each(|file| write_pages_of_file(&root, *file))))
     }
 
@@ -151,46 +202,56 @@ impl Mounted {
         })?
     }
 
-    /// Runs what waits for the kernel, with the root of the mount, unless another one covers it. If this process is killed
-    /// meanwhile, nobody answers any more, so the thread must not keep the connection.
-    fn apart(&self, work: impl FnOnce(File, &dyn Fn(io::Result<()>)) + Send + 'static) -> io::Result<()> {
+    /// Runs what waits for the kernel, with the root of the mount, at whatever place. If this process is killed meanwhile,
+    /// nobody answers any more, so the thread must not keep the connection.
+    fn apart(
+        &self,
+        work: impl FnOnce(File, &dyn Fn(Result<(), WriteBackError>)) + Send + 'static,
+    ) -> Result<(), WriteBackError> {
         let (point, device) = (self.point.clone(), self.entry.as_ref().map(|entry| entry.device.clone()));
-        run_apart(Path::new(CONNECTION), move |tell| match root_of(&point, device.as_deref()) {
+        let run = run_apart(Path::new(CONNECTION), move |tell| match root_of(point, device.as_deref()) {
             Ok(root) => work(root, tell),
-            Err(error) => tell(Err(error)),
-        })?
+            Err(error) => tell(Err(WriteBackError::Unreachable(error))),
+        });
+        run.unwrap_or_else(|error| Err(WriteBackError::Unreachable(error)))
     }
 }
 
-/// The root of a mount with this device, if that is known.
-fn root_of(point: &Path, device: Option<&str>) -> io::Result<File> {
-    let root = File::open(point)?;
-    let number = root.metadata()?.dev();
-    let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-    match device.is_some_and(|device| device != number) {
-        true => Err(io::Error::other("another filesystem is mounted over it")),
-        false => Ok(root),
+/// The root of a mount, or any directory of it. With this device, if that is known: it may be mounted at another place
+/// meanwhile.
+fn root_of(point: PathBuf, device: Option<&str>) -> io::Result<File> {
+    let others = device.map(mounts::places_of).unwrap_or_default();
+    let mut why = io::Error::other("it is not mounted in this namespace");
+    for place in iter::once(point).chain(others) {
+        let opened = File::open(&place).and_then(|root| {
+            let number = root.metadata()?.dev();
+            Ok((root, format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number))))
+        });
+        match opened {
+            Ok((root, number)) if device.is_none_or(|device| device == number) => return Ok(root),
+            Ok(_) => why = io::Error::other("another filesystem is mounted over it"),
+            Err(error) => why = error,
+        }
     }
+    Err(why)
 }
 
-fn write_pages_of(root: &File, files: &[u64]) -> io::Result<()> {
+fn write_pages_of(root: &File, files: &[u64]) -> Result<(), WriteBackError> {
     // It sends all pages, but some kernels do not wait for the answers. All do when a file is closed.
-    rustix::fs::syncfs(root)?;
+    rustix::fs::syncfs(root).map_err(|error| WriteBackError::Failed(error.into()))?;
     files.iter().try_for_each(|file| open_if_known(root, *file).map(drop))
 }
 
-fn write_pages_of_file(root: &File, file: u64) -> io::Result<()> {
+fn write_pages_of_file(root: &File, file: u64) -> Result<(), WriteBackError> {
     let Some(file) = open_if_known(root, file)? else { return Ok(()) };
     // That tells of errors; some kernels wait for the answers only when it is closed.
-    write_pages(&file)
+    write_pages(&file).map_err(WriteBackError::Failed)
 }
 
 /// Opens an inode. One that the kernel has just forgotten is closed already; or its subvolume was deleted.
-fn open_if_known(root: &File, file: u64) -> io::Result<Option<File>> {
+fn open_if_known(root: &File, file: u64) -> Result<Option<File>, WriteBackError> {
     match open_fuse_inode(root.as_fd(), file) {
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::STALE | Errno::NOENT)) => Ok(None),
-        // Then the kernel collects no writes, so that at most stores through mmap are on their way.
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => Ok(None),
-        opened => opened.map(Some),
+        opened => opened.map(Some).map_err(WriteBackError::Unreachable),
     }
 }

@@ -5,13 +5,13 @@
 //! made there later; [`unmount`] does not. So `fuser` mounts only for users who are not root, who need a helper program
 //! to mount and to unmount.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{getgid, getuid};
@@ -69,6 +69,24 @@ pub fn unmount(point: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(point, UnmountFlags::FORCE | UnmountFlags::DETACH)?)
 }
 
+/// Ends the connection of a mount with the kernel, wherever it is mounted. Only its owner may, and where the filesystem
+/// for it is mounted.
+pub fn abort(mount: &MountEntry) -> io::Result<()> {
+    let number = mount.device.strip_prefix("0:").ok_or(io::ErrorKind::NotFound)?;
+    fs::write(format!("/sys/fs/fuse/connections/{number}/abort"), "1")
+}
+
+/// The places where a device is mounted, as far as this process sees them.
+pub fn places_of(device: &str) -> Vec<PathBuf> {
+    places_in(&fs::read("/proc/self/mountinfo").unwrap_or_default(), device)
+}
+
+fn places_in(table: &[u8], device: &str) -> Vec<PathBuf> {
+    let lines = table.split(|byte| *byte == b'\n');
+    let places = lines.filter_map(parse).filter(|(mount, _)| mount.device == device);
+    places.map(|(_, place)| PathBuf::from(OsString::from_vec(place))).collect()
+}
+
 /// The uppermost mount on a directory, given as an absolute path without links; `None` if there is none or the table
 /// cannot be read.
 pub fn mount_on(point: &Path) -> Option<MountEntry> {
@@ -90,10 +108,11 @@ pub fn set_writeback_share(mount: &MountEntry, percent: u32) -> io::Result<()> {
 /// more.
 fn find(table: &[u8], point: &[u8]) -> Option<MountEntry> {
     let lines = table.split(|byte| *byte == b'\n').rev();
-    lines.filter_map(|line| entry(line, point)).next()
+    lines.filter_map(parse).find(|(_, place)| place == point).map(|(mount, _)| mount)
 }
 
-fn entry(line: &[u8], point: &[u8]) -> Option<MountEntry> {
+/// A mount and its directory.
+fn parse(line: &[u8]) -> Option<(MountEntry, Vec<u8>)> {
     let mut fields = line.split(|byte| *byte == b' ');
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
     let device = std::str::from_utf8(fields.nth(1)?).ok()?;
@@ -101,7 +120,7 @@ fn entry(line: &[u8], point: &[u8]) -> Option<MountEntry> {
         [major, minor].iter().all(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
     });
     let folder = unescape(fields.nth(1)?);
-    (is_device && folder == point).then(|| MountEntry { id, device: device.to_owned() })
+    is_device.then(|| (MountEntry { id, device: device.to_owned() }, folder))
 }
 
 /// Decodes spaces, tabs, line ends and backslashes, which are a backslash and three octal digits in the table.
@@ -140,6 +159,13 @@ mod tests {
         let found = find(TABLE, b"/mnt/a b\\").unwrap();
         assert_eq!(found, MountEntry { id: 31, device: "0:45".to_owned() });
         assert_eq!(find(TABLE, b"/").unwrap().id, 22);
+    }
+
+    #[test]
+    fn all_places_of_a_device_are_found() {
+        let more = [TABLE, b"\n33 22 0:44 /below /mnt/bound ro - fuse.sealblock x ro\n"].concat();
+        assert_eq!(places_in(&more, "0:44"), [Path::new("/mnt/a b\\"), Path::new("/mnt/bound")]);
+        assert_eq!(places_in(&more, "0:4"), [] as [&Path; 0]);
     }
 
     #[test]

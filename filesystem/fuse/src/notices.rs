@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use sealblock_runtime_reactor::Mailbox;
 
 use crate::error::FsError;
-use crate::mounted::Mounted;
+use crate::mounted::{Mounted, WriteBackError};
 
 /// The number of requests that may wait at once until the kernel has written pages.
 const MOST_WAITING: usize = 16;
@@ -82,7 +82,8 @@ impl Notifier {
     /// anything if nobody has the file open for writing.
     pub(crate) async fn write_back_locked(&self, ino: u64) -> Result<(), FsError> {
         let node = self.node(ino);
-        self.wait()?.run(move |notifier| notifier.mounted.write_back_locked(node)).await.map_err(not_written)
+        let write = move |notifier: &Notifier| notifier.finish(&[node], notifier.mounted.write_back_locked(node));
+        self.wait()?.run(write).await.map_err(not_written)
     }
 
     /// True if any file is open for writing.
@@ -99,7 +100,23 @@ impl Notifier {
     pub(crate) fn write_back_here(&self) -> io::Result<()> {
         // Pages of a file that is closed were written when it was.
         let written: Vec<u64> = self.queue.lock().written.keys().copied().collect();
-        self.mounted.write_back(written)
+        self.finish(&written, self.mounted.write_back(written.clone()))
+    }
+
+    /// If the mount could not be reached by a path, lets the kernel drop what it has of these files, which writes their
+    /// pages first and waits for those on their way. A kill of the process meanwhile would leave this thread waiting with
+    /// the connection, so it is only done then.
+    fn finish(&self, nodes: &[u64], written: Result<(), WriteBackError>) -> io::Result<()> {
+        match (written, self.queue.kernel.get()) {
+            (Ok(()), _) => Ok(()),
+            (Err(WriteBackError::Failed(error)), _) | (Err(WriteBackError::Unreachable(error)), None) => Err(error),
+            (Err(WriteBackError::Unreachable(error)), Some(kernel)) => {
+                tracing::debug!(%error, "the kernel is not asked by a path to write pages");
+                let dropped = nodes.iter().map(|node| tell(kernel, &Notice::Inode(*node)));
+                // What the kernel does not know has no pages.
+                dropped.filter(|told| told.as_ref().is_err_and(|error| !is_unknown(error))).collect()
+            }
+        }
     }
 
     /// A file is opened for writing. To be called before the kernel is told so.
@@ -200,7 +217,7 @@ impl Waiting {
     /// Lets the kernel write all pages that programs have changed until now, and waits until it has.
     ///
     /// # Errors
-    /// If the kernel cannot write them, or the mount has ended or is covered by another one.
+    /// If the kernel cannot write them, or the mount has ended.
     pub async fn write_back(&self) -> Result<(), FsError> {
         self.run(Notifier::write_back_here).await.map_err(not_written)
     }
@@ -216,7 +233,8 @@ impl Waiting {
         if nodes.is_empty() {
             return Ok(());
         }
-        self.run(move |notifier| notifier.mounted.write_back_of(nodes)).await.map_err(not_written)
+        let write = move |notifier: &Notifier| notifier.finish(&nodes, notifier.mounted.write_back_of(nodes.clone()));
+        self.run(write).await.map_err(not_written)
     }
 
     /// As [`Notifier::inode`], and [`Notifier::entry`] if a name is given; but waits until the kernel has dropped what it
@@ -280,6 +298,10 @@ fn not_written(error: io::Error) -> FsError {
     FsError::Refused { errno, why: format!("the kernel does not write its pages: {error}") }
 }
 
+fn is_unknown(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::NOENT)
+}
+
 fn tell(kernel: &fuser::Notifier, notice: &Notice) -> io::Result<()> {
     match notice {
         // A negative offset stands for no content.
@@ -296,7 +318,7 @@ mod tests {
     use super::*;
 
     fn notifier() -> Notifier {
-        Notifier::new(256, Arc::new(Mounted::new(PathBuf::from("/nowhere"), None)))
+        Notifier::new(256, Arc::new(Mounted::new(PathBuf::from("/nowhere"), None, Arc::default())))
     }
 
     #[test]

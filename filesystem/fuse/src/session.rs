@@ -29,7 +29,7 @@ use crate::error::MountError;
 use crate::home::{ReadOnly, Served, Writable};
 use crate::interface::{MAX_READ_BYTES, ReadFs};
 use crate::kernel::{Agreed, KernelSide};
-use crate::mounted::{Mounted, Stop};
+use crate::mounted::{Mounted, Over, Stopped};
 use crate::mounts::{self, Allowed, set_readahead, set_writeback_share};
 use crate::notices::Notifier;
 use crate::work::Work;
@@ -100,11 +100,12 @@ pub struct Session {
 }
 
 /// Notifies the filesystem's core that no more calls will come, also after a panic.
-struct FinishGuard(Arc<Mailbox<Call>>);
+struct FinishGuard(Arc<Mailbox<Call>>, Arc<Over>);
 
 impl Drop for FinishGuard {
     fn drop(&mut self) {
         self.0.finish();
+        self.1.set();
     }
 }
 
@@ -165,7 +166,8 @@ impl Session {
             writes,
         };
         let (session, helper) = begin(&canonical, side, options).map_err(failed)?;
-        let finish = FinishGuard(Arc::clone(&calls));
+        let over = Arc::<Over>::default();
+        let finish = FinishGuard(Arc::clone(&calls), Arc::clone(&over));
         let kernel = session.notifier();
         let is_writable = options.write.is_some();
         let run = move || {
@@ -179,7 +181,7 @@ impl Session {
             if helper.is_none() { mounts::unmount(&canonical).and(Err(error)) } else { Err(error) }
         });
         let thread = Some(thread.map_err(failed)?);
-        let (mounted, write) = (Arc::new(Mounted::new(canonical, helper)), options.write.clone());
+        let (mounted, write) = (Arc::new(Mounted::new(canonical, helper, over)), options.write.clone());
         let notifier = Notifier::new(root, Arc::clone(&mounted));
         // From here on, dropping the session unmounts.
         let mut session = Session { mounted, calls, forgets, permits, write, notifier, thread, notices: None };
@@ -239,7 +241,7 @@ impl Session {
     async fn serve_as<S: Served>(mut self, served: &S, stop: impl Future<Output = ()>) -> Result<Ended, MountError> {
         let mut stop = pin!(stop);
         let mut work = Work::new(served);
-        let stopped = Arc::<Mailbox<Stop>>::default();
+        let stopped = Arc::<Mailbox<Stopped>>::default();
         let (mut is_open, mut ended) = (true, Ended::Unmounted);
         std::future::poll_fn(|cx| {
             if is_open && ended == Ended::Unmounted && stop.as_mut().poll(cx).is_ready() {
@@ -269,40 +271,55 @@ impl Session {
     }
 
     /// Begins to unmount. What comes of it arrives in the mailbox.
-    fn begin_to_stop(&self, stopped: &Arc<Mailbox<Stop>>) {
-        if let Some(write) = &self.write {
-            let (mounted, into, patience) = (Arc::clone(&self.mounted), Arc::clone(stopped), write.patience);
-            let notifier = self.notifier.clone();
-            let end = move || into.push(mounted.stop(move || notifier.write_back_here(), patience)).is_ok();
-            match thread::Builder::new().name("fuse-stop".to_owned()).spawn(end) {
-                Ok(_) => return,
-                Err(error) => tracing::error!(%error, "what programs wrote last may be lost: no thread to write it"),
-            }
+    fn begin_to_stop(&self, stopped: &Arc<Mailbox<Stopped>>) {
+        let (mounted, permits, into) = (Arc::clone(&self.mounted), Arc::clone(&self.permits), Arc::clone(stopped));
+        let (notifier, patience) = (self.notifier.clone(), self.write.as_ref().map(|write| write.patience));
+        let end = move || {
+            let refuse = || permits.close();
+            let end = match patience {
+                Some(patience) => mounted.stop(move || notifier.write_back_here(), patience, refuse),
+                None => Stopped { is_late: false, lasts: !mounted.end(refuse) },
+            };
+            into.push(end).is_ok()
+        };
+        if let Err(error) = thread::Builder::new().name("fuse-stop".to_owned()).spawn(end) {
+            tracing::error!(%error, "what programs wrote last may be lost: no thread to write it");
+            self.mounted.unmount();
+            self.permits.close();
         }
-        let _closed = stopped.push(self.mounted.unmount());
     }
 
-    fn take_stop<S: Served>(&self, cx: &mut Context<'_>, stopped: &Mailbox<Stop>, work: &mut Work<'_, S>) {
+    fn take_stop<S: Served>(&mut self, cx: &mut Context<'_>, stopped: &Mailbox<Stopped>, work: &mut Work<'_, S>) {
         let mut news = Vec::new();
         if stopped.poll_take(cx, &mut news).is_ready() {
             // Registers for what comes next, though nothing does.
             cx.waker().wake_by_ref();
         }
-        for stop in news {
-            if stop == Stop::TimedOut {
+        for stopped in news {
+            if stopped.is_late {
                 work.give_up();
             }
-            if stop != Stop::Lasts {
-                // A thread that waits for a permit would not notice that the connection has ended.
-                self.permits.close();
+            if stopped.lasts {
+                self.leave();
             }
         }
+    }
+
+    /// Refuses every request from now on, though they can still come. The threads of the session end with the connection,
+    /// at the latest with the process.
+    fn leave(&mut self) {
+        drop(self.calls.close());
+        self.notifier.close();
+        self.thread = None;
+        self.notices = None;
     }
 
     /// Waits for the threads, which have ended or are about to.
     fn join(&mut self) -> std::io::Result<()> {
         let ended = match self.thread.take().map(JoinHandle::join) {
             None => Ok(()),
+            // So some kernels call the end of a connection whose last user goes while a request is read.
+            Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionAborted => Ok(()),
             Some(Ok(ended)) => ended,
             Some(Err(_panic)) => Err(std::io::Error::other("a thread of the session panicked")),
         };
@@ -321,12 +338,9 @@ impl Drop for Session {
         self.permits.close();
         drop(self.calls.close());
         let Some(thread) = &self.thread else { return };
-        if !thread.is_finished() && self.mounted.unmount() == Stop::Lasts {
-            // Waiting for the thread could take forever. The mount refuses every request until it is unmounted or the
-            // process ends.
-            tracing::warn!(point = %self.point().display(), "still mounted");
-            self.notifier.close();
-            return;
+        if !thread.is_finished() && !self.mounted.end(|| ()) {
+            // Waiting for the threads could take forever.
+            return self.leave();
         }
         if let Err(error) = self.join() {
             tracing::debug!(point = %self.point().display(), %error, "the session failed");

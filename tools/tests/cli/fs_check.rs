@@ -1,11 +1,12 @@
-//! `fs check`: of an image that is consistent, of one that is not, and of one with a log.
+//! `fs check`: of an image that is consistent, of one that is not, of one with a log, and of what grew from a seed.
 
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
-use sealblock_proofs_btrfs_images::has_mkfs;
+use sealblock_proofs_btrfs_images::changes::{grow, make_seed};
 use sealblock_proofs_btrfs_images::programs::mkfs;
+use sealblock_proofs_btrfs_images::{has_mkfs, has_mounts};
 
-use crate::common::Place;
+use crate::common::{Place, skipped};
 
 /// A place with a filesystem in `disk`. None where none can be made.
 fn place_with_image() -> Option<Place> {
@@ -60,4 +61,18 @@ fn a_log_tree_is_not_checked() {
     change(&place, BYTES_USED + 4, 1);
     let report = place.run("fs check disk --json").ends_with(1).json();
     assert_eq!((&report["verdict"], &report["not_checked"][0]["reason"]), (&"inconsistent".into(), &"log_tree".into()));
+}
+
+/// What grew from a seed is neither called damaged nor clean, and is not changed.
+#[test]
+fn a_seed_is_not_checked_with_what_grew_from_it() {
+    let Some(place) = place_with_image() else { return };
+    if let Err(why) = has_mounts() {
+        return skipped(&why);
+    }
+    make_seed(&place.path("disk")).unwrap();
+    grow(&place.path("disk"), &place.path("added"), 256).unwrap();
+    place.run("fs check disk").succeeds();
+    place.run("fs check added").ends_with(4).says(&["not checked: a seed device", "added: incomplete; "]);
+    place.run("fs mkdir added/a").fails(3, &["it grew from a seed, device 1"]);
 }

@@ -1,8 +1,10 @@
 //! `fs mount -o rw`: what programs write is there, for Linux too, whatever ends the mount.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -447,6 +449,48 @@ fn pages_on_their_way_are_waited_for() {
 }
 
 /// With an option, zeroes of fallocate(2) are written ones, where the file can have them.
+/// Where the mount is no longer where it was made, everything works, and a signal still ends it.
+#[test]
+fn a_mount_at_another_place_works_and_ends() {
+    if !can_mount() {
+        return;
+    }
+    for how in ["bound", "bound twice", "covered"] {
+        let place = new(300 * MIB);
+        let serving = Serving::new(&place, "-o rw,commit=300 fault:[delay=1ms],raw:disk point");
+        let (point, other) = (place.path("point"), place.path("other"));
+        let root = File::open(&point).unwrap();
+        fs::create_dir(&other).unwrap();
+        let run = |program: &str, arguments: &[&OsStr]| run(program, arguments.iter().copied()).unwrap();
+        let at = if how == "covered" {
+            run("mount", &["-t".as_ref(), "tmpfs".as_ref(), "none".as_ref(), point.as_ref()]);
+            PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd()))
+        } else {
+            run("mount", &["--bind".as_ref(), point.as_ref(), other.as_ref()]);
+            other.clone()
+        };
+        if how == "bound" {
+            drop(root);
+            run("umount", &[point.as_ref()]);
+        }
+        let data = noise(1, 5 << 20);
+        let file = File::create(at.join("new")).unwrap();
+        file.write_all_at(&data, 0).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)), Ok(0), "{how}");
+        fs::write(at.join("old"), b"old").unwrap();
+        fs::rename(at.join("new"), at.join("old")).unwrap();
+        fs::write(at.join("last"), b"last").unwrap();
+        assert_eq!(serving.end(), 0, "{how}");
+        drop(file);
+        let place_to_leave = if how == "covered" { &point } else { &other };
+        run("umount", &["-l".as_ref(), place_to_leave.as_ref()]);
+        assert!(place.run("fs cat disk/old").succeeds().stdout == data, "{how}");
+        assert_eq!(place.run("fs cat disk/last").succeeds().stdout, b"last", "{how}");
+        is_clean(&place);
+    }
+}
+
 #[test]
 fn zeroes_of_programs_are_written_if_they_are_to_be() {
     if !can_mount() {

@@ -10,7 +10,7 @@ use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::node::Node;
 
 use super::groups::Groups;
-use super::report::{Place, Rule};
+use super::report::{Place, Rule, WhyNotChecked};
 use super::session::Session;
 use crate::filesystem::Filesystem;
 
@@ -125,6 +125,11 @@ impl Devices {
         let fs: &Filesystem = session.fs;
         let own = session.geometry().node_uuid;
         for (devid, _) in self.items.iter().filter(|(_, item)| item.fsid != own) {
+            // A seed has a filesystem of its own.
+            if fs.known_devices().get(devid).is_some_and(|device| device.is_missing) {
+                session.not_checked(WhyNotChecked::SeedDevice);
+                continue;
+            }
             let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, *devid);
             let why = format!("the item of device {devid} in the chunk tree has another filesystem's UUID");
             session.found(Rule::Superblock, Place::item(objectid::CHUNK_TREE, key), why);

@@ -210,6 +210,8 @@ pub enum WhyNotChecked {
     MissingDevice,
     /// A device missed transactions: its copies of nodes are not those that others have.
     StaleDevice,
+    /// A seed device, which is not read together with what grew from it.
+    SeedDevice,
     /// The log of syncs after the last transaction.
     LogTree,
     /// References from nodes that are lost.
@@ -236,6 +238,7 @@ impl WhyNotChecked {
         match self {
             WhyNotChecked::MissingDevice => "missing_device",
             WhyNotChecked::StaleDevice => "stale_device",
+            WhyNotChecked::SeedDevice => "seed_device",
             WhyNotChecked::LogTree => "log_tree",
             WhyNotChecked::LostNodes => "lost_nodes",
             WhyNotChecked::ExtentTree => "extent_tree",
@@ -256,6 +259,7 @@ impl fmt::Display for WhyNotChecked {
             WhyNotChecked::StaleDevice => {
                 "a device that missed transactions: `sealblock fs verify` counts what it lacks"
             }
+            WhyNotChecked::SeedDevice => "a seed device, which is not read together with what grew from it",
             WhyNotChecked::LogTree => "the log of syncs after the last transaction",
             WhyNotChecked::LostNodes => "recorded references that nothing makes: lost nodes may make them",
             WhyNotChecked::ExtentTree => "references, block groups and free space: nodes of the extent tree are lost",
