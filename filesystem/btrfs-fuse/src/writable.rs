@@ -17,6 +17,7 @@ pub mod commands;
 mod data;
 mod error;
 mod known;
+mod turns;
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
@@ -32,9 +33,9 @@ use sealblock_fuse::{Attributes, DirectoryEntry, FsError, Kind, Notifier, ReadFs
 
 use crate::numbers::{InodeNumbers, Numbered};
 use crate::values::{attributes, cookie_behind, empty_directory, kind_of_entry};
-use background::Background;
 use error::{refused, to_fuse_error};
 use known::{Known, WRITES};
+use turns::Background;
 
 /// The number of entries that are read at once.
 const ENTRIES: usize = 256;

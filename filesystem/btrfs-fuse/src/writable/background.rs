@@ -1,83 +1,18 @@
 //! What happens beside requests: changes are committed after some time, inodes without names are deleted, and the space
 //! of deleted subvolumes is freed. A request that finds no space waits until what is deleted already is freed.
 
-use std::cell::Cell;
 use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::select;
-use sealblock_block::Condition;
 use sealblock_btrfs_engine::drop::Dropped;
 use sealblock_btrfs_engine::engine::EngineError;
 
 use super::Writable;
+use super::turns::Begun;
 
 /// Steps after which others have their turn.
 const STEPS_AT_ONCE: usize = 16;
-
-/// What the work in the background does now, and what others want of it.
-pub(super) struct Background {
-    /// True if a subvolume was deleted whose nodes are still to be dropped, as far as is known.
-    pub has_dead: Cell<bool>,
-    /// True if somebody waits for space, so that the next turn begins at once.
-    is_wanted: Cell<bool>,
-    /// True if the work is to end.
-    is_ended: Cell<bool>,
-    /// True if nobody works, or will again.
-    is_idle: Cell<bool>,
-    /// The turns that have begun, and those that are done.
-    turns: Cell<(u64, u64)>,
-    /// Inodes without names that are being deleted.
-    deletions: Cell<usize>,
-    /// Something of this changed.
-    changed: Condition,
-}
-
-impl Background {
-    /// Nothing is done yet. A deleted subvolume may be left of an earlier mount.
-    pub fn new() -> Background {
-        let no = || Cell::new(false);
-        Background {
-            has_dead: Cell::new(true),
-            is_wanted: no(),
-            is_ended: no(),
-            is_idle: Cell::new(true),
-            turns: Cell::new((0, 0)),
-            deletions: Cell::new(0),
-            changed: Condition::default(),
-        }
-    }
-
-    /// Waits until what is deleted already has given back its space, but for what programs still use. Returns false if
-    /// there was nothing to wait for.
-    async fn free_deleted(&self) -> bool {
-        let ((begun, done), has_dead) = (self.turns.get(), self.has_dead.get());
-        let is_work = has_dead || begun > done;
-        if self.is_idle.get() || !is_work && self.deletions.get() == 0 {
-            return false;
-        }
-        // A turn that has begun may have passed what was deleted since.
-        let until = if has_dead { begun + 1 } else { begun };
-        if has_dead {
-            self.is_wanted.set(true);
-            self.changed.notify();
-        }
-        let is_free = || self.turns.get().1 >= until && self.deletions.get() == 0;
-        self.changed.wait_until(|| self.is_idle.get() || is_free()).await;
-        true
-    }
-}
-
-/// Work that has begun, and ends when this is dropped.
-struct Begun<'b>(&'b Background, fn(&Background));
-
-impl Drop for Begun<'_> {
-    fn drop(&mut self) {
-        let Begun(background, end) = self;
-        end(background);
-        background.changed.notify();
-    }
-}
 
 impl Writable<'_> {
     /// Makes a change. If there is no space for it, it is made again when what is deleted already has given back its own.
