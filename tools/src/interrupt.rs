@@ -16,7 +16,7 @@ use futures_util::future::{Either, select};
 use futures_util::stream::{self, StreamExt};
 use sealblock_stack::StackError;
 use sealblock_stack::range::BlockRange;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
 use crate::progress;
@@ -145,6 +145,11 @@ async fn shutdown_timeout() {
 }
 
 /// Whether a process with this `/proc/PID/status` ignores a signal.
+/// True if the process was started to ignore SIGHUP, as by nohup(1).
+pub fn ignores_hangup() -> bool {
+    is_ignored(&fs::read_to_string("/proc/self/status").unwrap_or_default(), SIGHUP)
+}
+
 fn is_ignored(status: &str, signal: i32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);

@@ -19,6 +19,7 @@
 use sealblock_btrfs_format::checker::Expected;
 use sealblock_btrfs_format::item_changes::ItemChanges;
 use sealblock_btrfs_format::items::extent::ExtentFlags;
+use sealblock_btrfs_format::items::root::RootItemBuf;
 use sealblock_btrfs_format::key::{DiskKey, ItemType, Key, objectid};
 use sealblock_btrfs_format::node::Node;
 
@@ -65,6 +66,34 @@ impl Transaction {
         use crate::view::Items;
         let key = |id| Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, id);
         Ok(self.view(objectid::ROOT_TREE)?.first(key(from)..=key(u64::MAX))?.map(|(key, _)| key.offset))
+    }
+
+    /// The first subvolume with this number or a higher one that is not deleted.
+    ///
+    /// # Errors
+    /// If a node of the root tree is not in memory, or a root item is damaged.
+    pub fn next_alive(&self, from: u64) -> Result<Option<u64>, ChangeError> {
+        use crate::view::Items;
+        let roots = self.view(objectid::ROOT_TREE)?;
+        let mut id = from.max(objectid::FS_TREE);
+        loop {
+            let range = Key::new(id, ItemType::ROOT_ITEM, 0)..=Key::new(u64::MAX, ItemType::ROOT_ITEM, u64::MAX);
+            let Some((key, data)) = roots.first(range)? else { return Ok(None) };
+            if key.item_type == ItemType::ROOT_ITEM && objectid::is_subvolume(key.objectid) {
+                let item = RootItemBuf::decode(data).map_err(|_| ChangeError::Item(key))?;
+                if item.head.refs.get() != 0 {
+                    return Ok(Some(key.objectid));
+                }
+            }
+            // Other items are between those of two roots.
+            id = match key.item_type < ItemType::ROOT_ITEM {
+                true => key.objectid,
+                false => key.objectid.saturating_add(1),
+            };
+            if id > objectid::LAST_FREE {
+                return Ok(None);
+            }
+        }
     }
 
     /// Drops some nodes of a deleted subvolume, which is open and which nobody uses.

@@ -166,6 +166,10 @@ impl Transaction {
     }
 
     fn add_tree(&mut self, id: u64, root: RootNode, item: Option<(Key, RootItemBuf)>, bytes_used: u64) {
+        self.trees.insert(id, OpenTree { tree: self.tree(id, root), item, bytes_used, changed: None });
+    }
+
+    fn tree(&self, id: u64, root: RootNode) -> Tree {
         let header = Header {
             fsid: self.geometry.node_uuid,
             flags: flags::MIXED_BACKREF.into(),
@@ -173,8 +177,23 @@ impl Transaction {
             owner: id.into(),
             ..Header::new_zeroed()
         };
-        let tree = Tree { root, header, node_bytes: self.geometry.node_bytes };
-        self.trees.insert(id, OpenTree { tree, item, bytes_used, changed: None });
+        Tree { root, header, node_bytes: self.geometry.node_bytes }
+    }
+
+    /// Reads items of a tree, which need not be open for that.
+    ///
+    /// # Errors
+    /// If there is none, a node of the root tree is not in memory, and those of `read`.
+    pub fn peek<T>(
+        &self,
+        id: u64,
+        read: impl FnOnce(&TreeView<'_, Nodes>) -> Result<T, ChangeError>,
+    ) -> Result<T, ChangeError> {
+        let tree = match self.trees.get(&id) {
+            Some(open) => open.tree,
+            None => self.tree(id, self.stored_root(id)?.0),
+        };
+        read(&tree.view(&self.nodes))
     }
 
     /// Opens a tree, if it is not open.
@@ -185,6 +204,14 @@ impl Transaction {
         if self.trees.contains_key(&id) {
             return Ok(());
         }
+        let (root, key, item) = self.stored_root(id)?;
+        let bytes_used = item.head.bytes_used.get();
+        self.add_tree(id, root, Some((key, item)), bytes_used);
+        Ok(())
+    }
+
+    /// The root node of a tree, as the root tree has it, and the item.
+    fn stored_root(&self, id: u64) -> Result<(RootNode, Key, RootItemBuf), ChangeError> {
         let key = |offset| Key::new(id, ItemType::ROOT_ITEM, offset);
         // A tree has one item; a snapshot's has the transaction that made it in its key.
         let roots = self.view(objectid::ROOT_TREE)?;
@@ -192,9 +219,7 @@ impl Transaction {
         let (key, data) = found.ok_or(ChangeError::NoTree(id))?;
         let item = RootItemBuf::decode(data).map_err(|_| ChangeError::Item(key))?;
         let (bytenr, generation) = (item.head.bytenr.get(), item.head.generation.get());
-        let (root, bytes_used) = (RootNode { bytenr, level: item.head.level, generation }, item.head.bytes_used.get());
-        self.add_tree(id, root, Some((key, item)), bytes_used);
-        Ok(())
+        Ok((RootNode { bytenr, level: item.head.level, generation }, key, item))
     }
 
     /// The extent tree, to be read.

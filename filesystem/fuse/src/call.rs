@@ -130,6 +130,8 @@ pub struct Permits {
 #[derive(Debug)]
 struct PermitState {
     available: usize,
+    /// Calls that were answered.
+    answered: u64,
     is_closed: bool,
 }
 
@@ -140,7 +142,7 @@ pub struct Permit(Arc<Permits>);
 impl Permits {
     /// A number of permits, at least one.
     pub fn new(limit: usize) -> Arc<Permits> {
-        let state = Mutex::new(PermitState { available: limit.max(1), is_closed: false });
+        let state = Mutex::new(PermitState { available: limit.max(1), answered: 0, is_closed: false });
         Arc::new(Permits { state, returned: Condvar::new() })
     }
 
@@ -162,6 +164,11 @@ impl Permits {
         Some(Permit(Arc::clone(self)))
     }
 
+    /// The number of calls that were answered.
+    pub fn answered(&self) -> u64 {
+        self.lock().answered
+    }
+
     /// Gives no further permit, and ends the waiting.
     pub fn close(&self) {
         self.lock().is_closed = true;
@@ -171,7 +178,9 @@ impl Permits {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.lock().available += 1;
+        let mut state = self.0.lock();
+        (state.available, state.answered) = (state.available + 1, state.answered + 1);
+        drop(state);
         self.0.returned.notify_one();
     }
 }

@@ -108,6 +108,14 @@ pub enum MountError {
         /// The reason.
         source: std::io::Error,
     },
+    /// It ended, and the kernel could not write all that programs had written, or it was not written in time.
+    #[error("what programs wrote last to {point} may be lost: {why}")]
+    Lost {
+        /// The mount point.
+        point: String,
+        /// The reason.
+        why: String,
+    },
     /// The session with the kernel ended with an error.
     #[error("the session of the mount on {point} failed: {source}")]
     Session {

@@ -8,7 +8,8 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 use std::{io, iter};
@@ -37,10 +38,12 @@ pub struct Mounted {
 }
 
 /// How a mount ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Stopped {
     /// The filesystem did not answer in time, so what is still open must be given up.
     pub is_late: bool,
+    /// Why what programs wrote last may be lost, if it may.
+    pub lost: Option<String>,
     /// Requests can still come: it is mounted at another place, too, or programs use it, and nothing here ends the
     /// connection but the end of the process.
     pub lasts: bool,
@@ -133,30 +136,31 @@ impl Mounted {
     }
 
     /// Ends a mount that can be changed: the kernel writes what it has, by `write_back`, and it is unmounted. Waits for
-    /// answers of the session, so it must run on another thread than these; no longer than the limit, and some seconds for
-    /// the end. `refuse` is that of [`Mounted::end`].
+    /// answers of the session, so it must run on another thread than these; as long as their number grows within the limit,
+    /// and some seconds for the end. `refuse` is that of [`Mounted::end`].
     pub fn stop(
         self: &Arc<Self>,
         write_back: impl FnOnce() -> io::Result<()> + Send + 'static,
-        limit: Duration,
+        (limit, answered): (Duration, impl Fn() -> u64),
         refuse: impl FnOnce(),
     ) -> Stopped {
-        let (point, (done, written)) = (self.point.display(), mpsc::channel());
+        let (done, written) = mpsc::channel();
         let mounted = Arc::clone(self);
         let write = move || drop(done.send(mounted.write_back_and_unmount(write_back)));
         let spawned = thread::Builder::new().name("fuse-sync".to_owned()).spawn(write);
-        let is_late = match spawned.map(|_| written.recv_timeout(limit)) {
-            Ok(Ok(Ok(()))) => false,
-            Ok(Ok(Err(error))) | Err(error) => {
-                tracing::error!(%point, %error, "what programs wrote last may be lost: the kernel cannot write it");
-                false
-            }
-            Ok(Err(_)) => {
-                tracing::error!(%point, ?limit, "what programs wrote last may be lost: it was not written in time");
-                true
+        let mut seen = answered();
+        let mut wait = || loop {
+            match written.recv_timeout(limit) {
+                Err(RecvTimeoutError::Timeout) if answered() != seen => seen = answered(),
+                result => return result,
             }
         };
-        Stopped { is_late, lasts: !self.end(refuse) }
+        let (is_late, lost) = match spawned.map(|_| wait()) {
+            Ok(Ok(Ok(()))) => (false, None),
+            Ok(Ok(Err(error))) | Err(error) => (false, Some(format!("the kernel cannot write it: {error}"))),
+            Ok(Err(_)) => (true, Some(format!("no request was answered for {} s", limit.as_secs_f32()))),
+        };
+        Stopped { is_late, lost, lasts: !self.end(refuse) }
     }
 
     /// Unmounts only if no file is open.

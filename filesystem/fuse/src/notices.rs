@@ -9,6 +9,7 @@ use std::ffi::OsStr;
 use std::future::poll_fn;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::thread::{self, JoinHandle};
@@ -39,6 +40,26 @@ struct Queue {
     state: Mutex<State>,
     changed: Condvar,
     kernel: OnceLock<fuser::Notifier>,
+    /// Writes that the kernel was told have failed, or that were not answered.
+    failed_writes: AtomicU64,
+}
+
+/// A write that is counted as failed when this is dropped, unless it succeeded.
+pub(crate) struct BegunWrite<'n>(Option<&'n AtomicU64>);
+
+impl BegunWrite<'_> {
+    /// The write succeeded.
+    pub fn succeed(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for BegunWrite<'_> {
+    fn drop(&mut self) {
+        if let Some(failed) = self.0 {
+            failed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -82,7 +103,7 @@ impl Notifier {
     /// anything if nobody has the file open for writing.
     pub(crate) async fn write_back_locked(&self, ino: u64) -> Result<(), FsError> {
         let node = self.node(ino);
-        let write = move |notifier: &Notifier| notifier.finish(&[node], notifier.mounted.write_back_locked(node));
+        let write = move |notifier: &Notifier| notifier.finish(&[node], |mounted| mounted.write_back_locked(node));
         self.wait()?.run(write).await.map_err(not_written)
     }
 
@@ -100,15 +121,30 @@ impl Notifier {
     pub(crate) fn write_back_here(&self) -> io::Result<()> {
         // Pages of a file that is closed were written when it was.
         let written: Vec<u64> = self.queue.lock().written.keys().copied().collect();
-        self.finish(&written, self.mounted.write_back(written.clone()))
+        self.finish(&written, |mounted| mounted.write_back(written.clone()))
     }
 
+    /// A write that begins. It counts as failed until it succeeded.
+    pub(crate) fn begin_write(&self) -> BegunWrite<'_> {
+        BegunWrite(Some(&self.queue.failed_writes))
+    }
+
+    /// Writes back, and judges the result. The kernel tells of errors that are older, if nobody asked before: one counts
+    /// only if a write failed meanwhile.
+    ///
     /// If the mount could not be reached by a path, lets the kernel drop what it has of these files, which writes their
     /// pages first and waits for those on their way. A kill of the process meanwhile would leave this thread waiting with
     /// the connection, so it is only done then.
-    fn finish(&self, nodes: &[u64], written: Result<(), WriteBackError>) -> io::Result<()> {
-        match (written, self.queue.kernel.get()) {
+    fn finish(&self, nodes: &[u64], write_back: impl FnOnce(&Mounted) -> Result<(), WriteBackError>) -> io::Result<()> {
+        let failed_before = self.queue.failed_writes.load(Ordering::Relaxed);
+        match (write_back(&self.mounted), self.queue.kernel.get()) {
             (Ok(()), _) => Ok(()),
+            (Err(WriteBackError::Failed(error)), _)
+                if self.queue.failed_writes.load(Ordering::Relaxed) == failed_before =>
+            {
+                tracing::debug!(%error, "the kernel could not write something before");
+                Ok(())
+            }
             (Err(WriteBackError::Failed(error)), _) | (Err(WriteBackError::Unreachable(error)), None) => Err(error),
             (Err(WriteBackError::Unreachable(error)), Some(kernel)) => {
                 tracing::debug!(%error, "the kernel is not asked by a path to write pages");
@@ -233,7 +269,7 @@ impl Waiting {
         if nodes.is_empty() {
             return Ok(());
         }
-        let write = move |notifier: &Notifier| notifier.finish(&nodes, notifier.mounted.write_back_of(nodes.clone()));
+        let write = move |notifier: &Notifier| notifier.finish(&nodes, |mounted| mounted.write_back_of(nodes.clone()));
         self.run(write).await.map_err(not_written)
     }
 

@@ -70,7 +70,8 @@ pub struct WriteOptions {
     pub allow_set_id: bool,
     /// Device nodes can be opened. Only for root.
     pub allow_devices: bool,
-    /// How long a stop waits until what programs wrote has reached the filesystem, and then for requests in flight.
+    /// How long a stop waits for the next answer while what programs wrote reaches the filesystem, and then for requests
+    /// in flight.
     pub patience: Duration,
 }
 
@@ -230,7 +231,7 @@ impl Session {
     /// It does not make anything durable by itself: when this returns, the filesystem can commit what is left.
     ///
     /// # Errors
-    /// Like [`Session::serve`].
+    /// Like [`Session::serve`]; [`MountError::Lost`] if what programs wrote last may be lost.
     pub async fn serve_writable<F: WriteFs>(self, fs: &F, stop: impl Future<Output = ()>) -> Result<Ended, MountError> {
         let patience = self.write.as_ref().map_or(Duration::ZERO, |write| write.patience);
         let _flusher = Flusher::begin();
@@ -242,14 +243,22 @@ impl Session {
         let mut stop = pin!(stop);
         let mut work = Work::new(served);
         let stopped = Arc::<Mailbox<Stopped>>::default();
-        let (mut is_open, mut ended) = (true, Ended::Unmounted);
+        let (mut is_open, mut ended, mut end) = (true, Ended::Unmounted, None::<Stopped>);
         std::future::poll_fn(|cx| {
             if is_open && ended == Ended::Unmounted && stop.as_mut().poll(cx).is_ready() {
                 ended = Ended::Stopped;
                 self.begin_to_stop(&stopped);
             }
             if is_open && ended == Ended::Stopped {
-                self.take_stop(cx, &stopped, &mut work);
+                if let Poll::Ready(stopped) = poll_stop(cx, &stopped) {
+                    if stopped.lasts {
+                        self.leave();
+                    }
+                    if stopped.is_late {
+                        work.give_up();
+                    }
+                    end = Some(stopped);
+                }
             }
             if is_open {
                 is_open = work.take_calls(cx, &self.calls);
@@ -259,7 +268,18 @@ impl Session {
             if is_open { Poll::Pending } else { Poll::Ready(()) }
         })
         .await;
-        work.finish(&self.forgets).await;
+        if ended == Ended::Stopped && end.is_none() {
+            // The session has ended, and so has the thread that unmounts, or is about to.
+            let stopped = std::future::poll_fn(|cx| poll_stop(cx, &stopped)).await;
+            if stopped.is_late {
+                work.give_up();
+            }
+            end = Some(stopped);
+        }
+        let mut lost = end.and_then(|stopped| stopped.lost);
+        if !work.finish(&self.forgets).await {
+            lost.get_or_insert_with(|| "requests were not finished in time".to_owned());
+        }
         let session = self.join();
         if session.is_err() {
             // The session ended for a reason other than an unmount.
@@ -267,7 +287,10 @@ impl Session {
         }
         let failed = |source| MountError::Session { point: self.point().display().to_string(), source };
         session.map_err(failed)?;
-        Ok(ended)
+        match lost {
+            Some(why) => Err(MountError::Lost { point: self.point().display().to_string(), why }),
+            None => Ok(ended),
+        }
     }
 
     /// Begins to unmount. What comes of it arrives in the mailbox.
@@ -277,31 +300,17 @@ impl Session {
         let end = move || {
             let refuse = || permits.close();
             let end = match patience {
-                Some(patience) => mounted.stop(move || notifier.write_back_here(), patience, refuse),
-                None => Stopped { is_late: false, lasts: !mounted.end(refuse) },
+                Some(patience) => {
+                    mounted.stop(move || notifier.write_back_here(), (patience, || permits.answered()), refuse)
+                }
+                None => Stopped { lasts: !mounted.end(refuse), ..Stopped::default() },
             };
             into.push(end).is_ok()
         };
         if let Err(error) = thread::Builder::new().name("fuse-stop".to_owned()).spawn(end) {
-            tracing::error!(%error, "what programs wrote last may be lost: no thread to write it");
             self.mounted.unmount();
             self.permits.close();
-        }
-    }
-
-    fn take_stop<S: Served>(&mut self, cx: &mut Context<'_>, stopped: &Mailbox<Stopped>, work: &mut Work<'_, S>) {
-        let mut news = Vec::new();
-        if stopped.poll_take(cx, &mut news).is_ready() {
-            // Registers for what comes next, though nothing does.
-            cx.waker().wake_by_ref();
-        }
-        for stopped in news {
-            if stopped.is_late {
-                work.give_up();
-            }
-            if stopped.lasts {
-                self.leave();
-            }
+            let _closed = stopped.push(Stopped { lost: Some(error.to_string()), ..Stopped::default() });
         }
     }
 
@@ -329,6 +338,16 @@ impl Session {
         }
         ended
     }
+}
+
+/// How the mount ended, once that is known.
+fn poll_stop(cx: &mut Context<'_>, stopped: &Mailbox<Stopped>) -> Poll<Stopped> {
+    let mut news = Vec::new();
+    if stopped.poll_take(cx, &mut news).is_ready() {
+        // Registers for what comes next, though nothing does.
+        cx.waker().wake_by_ref();
+    }
+    news.pop().map_or(Poll::Pending, Poll::Ready)
 }
 
 impl Drop for Session {

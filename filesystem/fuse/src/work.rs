@@ -95,13 +95,12 @@ impl<'a, S: Served> Work<'a, S> {
         self.answers.clear();
     }
 
-    /// The kernel is gone: finishes what is in flight, if the filesystem wants that, and then forgets everything.
-    pub async fn finish(mut self, forgets: &Mailbox<Forget>) {
-        let Some(patience) = self.served.patience() else { return };
+    /// The kernel is gone: finishes what is in flight, if the filesystem wants that, and then forgets everything. Returns
+    /// false if requests were not finished in time.
+    pub async fn finish(mut self, forgets: &Mailbox<Forget>) -> bool {
+        let Some(patience) = self.served.patience() else { return true };
         let answers = std::mem::take(&mut self.answers);
-        if timeout(patience, answers.for_each(|_| std::future::ready(()))).await.is_err() {
-            tracing::error!(?patience, "requests that were not finished in time are dropped");
-        }
+        let is_finished = timeout(patience, answers.for_each(|_| std::future::ready(()))).await.is_ok();
         for forget in forgets.close() {
             self.served.forget(forget);
         }
@@ -109,6 +108,7 @@ impl<'a, S: Served> Work<'a, S> {
         if timeout(patience, self.forget_rest()).await.is_err() {
             tracing::error!(?patience, "not all inodes were forgotten in time; those without names stay for now");
         }
+        is_finished
     }
 
     async fn forget_rest(&mut self) {

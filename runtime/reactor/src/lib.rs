@@ -74,7 +74,9 @@ pub use file::{File, Options};
 pub use handoff::Mailbox;
 pub use long_step::long_step;
 pub use scsi_ops::{ScsiCommand, ScsiReply, SenseBuffer};
-pub use shutdown::{ShutdownRequested, ShutdownSignal, Signal, shutdown_requested, shutdown_signal};
+pub use shutdown::{
+    ShutdownRequested, ShutdownSignal, Signal, hangup_is_shutdown, shutdown_requested, shutdown_signal,
+};
 pub use standard_streams::{StandardStream, was_closed_at_start};
 pub use submitted::submitted;
 pub use sync::Notify;

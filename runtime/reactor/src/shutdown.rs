@@ -1,4 +1,4 @@
-//! Waiting for a shutdown: of the process, by SIGTERM or SIGINT, and of one core.
+//! Waiting for a shutdown: of the process, by SIGTERM or SIGINT, or by SIGHUP if that is wanted, and of one core.
 //!
 //! Shape: a thread takes the signals and wakes the futures. It exists only after the first such future was polled.
 
@@ -9,9 +9,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
 
 use crate::core::{self, Core};
 use crate::sync::{Waiters, lock};
@@ -19,17 +19,16 @@ use crate::sync::{Waiters, lock};
 /// A shutdown signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// SIGTERM, from a service manager.
+    /// SIGTERM, from a service manager; or SIGHUP, if it counts ([`hangup_is_shutdown`]).
     Terminate,
     /// SIGINT, from a terminal.
     Interrupt,
 }
 
-static STATE: Mutex<SignalState> =
-    Mutex::new(SignalState { installed: false, received: None, waiting: Waiters::new() });
+static STATE: Mutex<SignalState> = Mutex::new(SignalState { installed: None, received: None, waiting: Waiters::new() });
 
 struct SignalState {
-    installed: bool,
+    installed: Option<Handle>,
     received: Option<Signal>,
     waiting: Waiters,
 }
@@ -55,11 +54,8 @@ impl Future for ShutdownSignal {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<Signal>> {
         let mut state = lock(&STATE);
-        if !state.installed {
-            if let Err(error) = install() {
-                return Poll::Ready(Err(error));
-            }
-            state.installed = true;
+        if let Err(error) = state.install() {
+            return Poll::Ready(Err(error));
         }
         if let Some(signal) = state.received {
             return Poll::Ready(Ok(signal));
@@ -78,7 +74,27 @@ impl Drop for ShutdownSignal {
     }
 }
 
-fn install() -> io::Result<()> {
+/// From now on SIGHUP, of a terminal that is closed, has the effect of SIGTERM. A second one has none.
+///
+/// # Errors
+/// When the handlers cannot be installed.
+pub fn hangup_is_shutdown() -> io::Result<()> {
+    let mut state = lock(&STATE);
+    state.install()?.add_signal(SIGHUP)
+}
+
+impl SignalState {
+    /// Installs the handlers, unless they are.
+    fn install(&mut self) -> io::Result<&Handle> {
+        let handle = match self.installed.take() {
+            Some(handle) => handle,
+            None => install()?,
+        };
+        Ok(self.installed.insert(handle))
+    }
+}
+
+fn install() -> io::Result<Handle> {
     // The thread comes first: without it, a signal would have no effect.
     let mut signals = Signals::new([0; 0])?;
     let handle = signals.handle();
@@ -98,7 +114,7 @@ fn install() -> io::Result<()> {
         flag::register(signal, is_second)?;
         handle.add_signal(signal)?;
     }
-    Ok(())
+    Ok(handle)
 }
 
 /// Waits until a shutdown of the core is requested ([`crate::Cores::shutdown`]), so that tasks that would run forever

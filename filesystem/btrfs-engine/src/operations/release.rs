@@ -18,10 +18,11 @@ use crate::change::Change;
 use crate::engine::{Engine, EngineError};
 use crate::file_map::{DataRefs, File, FileEdit};
 use crate::inode::kind_of;
-use crate::orphans::Orphan;
+use crate::orphans::{Orphan, orphan_key};
 use crate::plan::PlanError;
 use crate::subvolumes::Access;
 use crate::transaction::{ChangeError, Transaction};
+use crate::view::Items;
 
 /// The items of a file that are dropped or deleted in one step.
 const ITEMS_OF_A_STEP: NonZeroUsize = NonZeroUsize::new(16).expect("not 0");
@@ -95,6 +96,33 @@ impl Engine {
         Ok(())
     }
 
+    /// Deletes the orphans that earlier mounts left in any subvolume, as [`Engine::recover_orphans`]: also in those that
+    /// are not changed, or cannot be. Ends early if `is_over`.
+    ///
+    /// # Errors
+    /// If something cannot be read, or nothing is written any more.
+    pub async fn recover_all_orphans(&self, is_over: impl Fn() -> bool) -> Result<(), EngineError> {
+        let mut from = 0;
+        while let Some(root) = self.inspect(|transaction| transaction.next_alive(from)).await?
+            && !is_over()
+        {
+            from = root + 1;
+            // Each open tree makes the reserve of a commit larger, so few are opened.
+            let has_orphans = self.inspect(|transaction| transaction.has_orphans(root)).await;
+            let recovered = match has_orphans {
+                Ok(true) => self.recover_orphans(root).await,
+                other => other.map(drop),
+            };
+            match recovered {
+                Err(error @ EngineError::Stopped(_)) => return Err(error),
+                Err(error) => tracing::warn!(root, %error, "orphans of an earlier mount may stay in a subvolume"),
+                Ok(()) => {}
+            }
+            yield_once().await;
+        }
+        Ok(())
+    }
+
     async fn recover_orphan(&self, root: u64, ino: u64) -> Result<(), EngineError> {
         let orphan = self
             .change(|transaction| {
@@ -115,6 +143,12 @@ impl Engine {
 }
 
 impl Transaction {
+    /// True if a subvolume, which need not be open, has orphans.
+    fn has_orphans(&self, root: u64) -> Result<bool, ChangeError> {
+        let first = orphan_key(0)..=orphan_key(u64::MAX);
+        self.peek(root, |items| Ok(items.first(first)?.is_some()))
+    }
+
     fn orphans(&self, root: u64) -> Result<Vec<u64>, ChangeError> {
         self.plan(root, Timespec::new_zeroed(), |plan| {
             let (mut found, mut from) = (Vec::new(), Some(0));

@@ -84,18 +84,24 @@ impl Engine {
     ) -> Result<u64, EngineError> {
         self.recover_orphans(to.root).await?;
         let _hold = self.hold_in_place_writes(new.source).await?;
-        self.change(|transaction| {
+        let made = self.change(|transaction| {
             transaction.open_subvolume(new.source, Access::Read)?;
             transaction.open_subvolume(to.root, Access::Change)?;
             let id = transaction.next_subvolume()?;
             let planned = self.plan_subvolume_entry(transaction, to, id, now)?;
             let snapshot = NewSubvolume { id, uuid: new.uuid, now, is_read_only: new.is_read_only };
             transaction.snapshot(new.source, snapshot, &entry(to, planned.index, &planned.items))?;
-            // Its orphans are those of the source.
             self.subvolume_made(to, id, planned.taken, false);
             Ok(id)
-        })
-        .await
+        });
+        let id = made.await?;
+        // Its orphans are those of the source, but nobody has them open there.
+        match self.recover_orphans(id).await {
+            Err(error @ EngineError::Stopped(_)) => return Err(error),
+            Err(error) => tracing::warn!(id, %error, "inodes without names stay in a new snapshot"),
+            Ok(()) => {}
+        }
+        Ok(id)
     }
 
     fn plan_subvolume_entry(

@@ -13,6 +13,7 @@ use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_proofs_btrfs_images::manifest::Manifest;
 use sealblock_proofs_btrfs_images::programs::{Mount, run};
+use sealblock_runtime_memory::Slice;
 
 use crate::assert_scrubbed;
 use crate::disks::Disks;
@@ -99,13 +100,11 @@ fn files_with_data_are_deleted_and_what_a_snapshot_shares_stays() {
             inos.extend(unlinked.is_orphan.then_some(ino));
         }
         commit(&engine, &disks);
-        // Half of them are still orphans. Another subvolume has copies of these, and the next mount deletes them.
-        let new = NewSnapshot { source: ROOT, uuid: [9; 16], is_read_only: false };
+        // Half of them are still orphans. A snapshot has none of these, and the next mount deletes them.
+        let new = NewSnapshot { source: ROOT, uuid: [9; 16], is_read_only: true };
         let to = SubvolumePlace { root: ROOT, place: in_top("second") };
         let second = block_on(engine.create_snapshot(new, to, now())).unwrap();
         let is_there = |engine: &Engine, root, ino| block_on(engine.stat(root, ino)).is_ok();
-        assert!(inos.iter().any(|ino| is_there(&engine, ROOT, *ino) && is_there(&engine, second, *ino)));
-        block_on(engine.create(second, in_top("new"), NewFile::Regular, &OWNER, now())).unwrap();
         assert!(!inos.iter().any(|ino| is_there(&engine, second, *ino)), "a snapshot has no orphan that is in use");
         assert!(inos.iter().any(|ino| is_there(&engine, ROOT, *ino)), "it may be in use");
         commit(&engine, &disks);
@@ -127,4 +126,47 @@ fn files_with_data_are_deleted_and_what_a_snapshot_shares_stays() {
         assert_scrubbed(&mount);
         mount.unmount().unwrap();
     }
+}
+
+/// Many files without names are open while a snapshot is made: it has none of them. What a mount leaves that ends then, the
+/// next one deletes in every subvolume, also where nothing is changed.
+#[test]
+fn no_subvolume_keeps_files_without_names() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    let mut engine = open(&disks);
+    fn to(name: &str) -> SubvolumePlace<'_> {
+        SubvolumePlace { root: ROOT, place: in_top(name) }
+    }
+    let subvolume = block_on(engine.create_subvolume(to("subvolume"), [7; 16], &OWNER, now())).unwrap();
+    let mut inos = Vec::new();
+    for root in [ROOT, subvolume] {
+        for index in 0..300 {
+            let name = format!("file{index}");
+            let ino = block_on(engine.create(root, in_top(&name), NewFile::Regular, &OWNER, now())).unwrap();
+            block_on(engine.write(root, ino, 0, Slice::copy_from(&[7; 5000]))).unwrap();
+            assert!(block_on(engine.unlink(root, in_top(&name), now())).unwrap().is_orphan);
+            inos.push((root, ino));
+        }
+    }
+    commit(&engine, &disks);
+    let is_there = |engine: &Engine, root, ino| block_on(engine.stat(root, ino)).is_ok();
+    for (number, is_read_only) in [(8, false), (9, true)] {
+        let new = NewSnapshot { source: subvolume, uuid: [number; 16], is_read_only };
+        let name = format!("snapshot{number}");
+        let id = block_on(engine.create_snapshot(new, to(&name), now())).unwrap();
+        assert!(!inos.iter().any(|(root, ino)| *root == subvolume && is_there(&engine, id, *ino)));
+        commit(&engine, &disks);
+        disks.assert_checked_by_program();
+    }
+    assert!(inos.iter().all(|(root, ino)| is_there(&engine, *root, *ino)), "they may be open");
+    block_on(engine.set_read_only(subvolume, true)).unwrap();
+    commit(&engine, &disks);
+
+    engine = open(&disks);
+    block_on(engine.recover_all_orphans(|| true)).unwrap();
+    assert!(inos.iter().all(|(root, ino)| is_there(&engine, *root, *ino)), "it was over");
+    block_on(engine.recover_all_orphans(|| false)).unwrap();
+    assert!(!inos.iter().any(|(root, ino)| is_there(&engine, *root, *ino)));
+    commit(&engine, &disks);
+    disks.assert_checked_by_program();
 }

@@ -64,6 +64,9 @@ impl Writable<'_> {
         if self.engine.is_dirty() {
             self.engine.sync().await?;
         }
+        if own.has_orphans.replace(false) {
+            self.engine.recover_all_orphans(|| own.is_ended.get()).await?;
+        }
         if own.has_dead.replace(false) { self.drop_dead().await } else { Ok(()) }
     }
 

@@ -8,6 +8,8 @@ use sealblock_block::Condition;
 pub(super) struct Background {
     /// True if a subvolume was deleted whose nodes are still to be dropped, as far as is known.
     pub has_dead: Cell<bool>,
+    /// True if an earlier mount may have left inodes without names in any subvolume.
+    pub has_orphans: Cell<bool>,
     /// True if somebody waits for space, so that the next turn begins at once.
     pub is_wanted: Cell<bool>,
     /// True if the work is to end.
@@ -23,11 +25,12 @@ pub(super) struct Background {
 }
 
 impl Background {
-    /// Nothing is done yet. A deleted subvolume may be left of an earlier mount.
+    /// Nothing is done yet. Something deleted may be left of an earlier mount.
     pub fn new() -> Background {
         let no = || Cell::new(false);
         Background {
             has_dead: Cell::new(true),
+            has_orphans: Cell::new(true),
             is_wanted: no(),
             is_ended: no(),
             is_idle: Cell::new(true),

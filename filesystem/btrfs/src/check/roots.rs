@@ -179,6 +179,11 @@ impl Roots {
         for (_, inner) in self.backrefs.keys() {
             *positions.entry(*inner).or_default() += 1;
         }
+        let relocation = self.roots.get(&objectid::DATA_RELOC_TREE).and_then(|facts| facts.tree);
+        if let Some(tree) = relocation.filter(|tree| tree.root_dirid != objectid::FIRST_FREE) {
+            let why = format!("the top directory of the tree for the relocation of data is inode {}", tree.root_dirid);
+            session.found(Rule::RootItem, Place::tree(objectid::DATA_RELOC_TREE), why);
+        }
         let subvolumes = self.roots.iter().filter(|(id, facts)| objectid::is_subvolume(**id) && facts.tree.is_some());
         for (id, facts) in subvolumes {
             let (found, place) = (positions.get(id).copied().unwrap_or_default(), Place::tree(*id));

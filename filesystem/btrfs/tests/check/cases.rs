@@ -6,8 +6,8 @@ use sealblock_btrfs_format::items::chunk::BlockGroupFlags;
 use sealblock_btrfs_format::items::entries::Entry;
 use sealblock_btrfs_format::items::inode::InodeRef;
 use sealblock_btrfs_format::key::objectid::{
-    CHUNK_TREE, CSUM_TREE, DEV_ITEMS, DEV_TREE, EXTENT_CSUM, EXTENT_TREE, FREE_SPACE_TREE, FS_TREE, ORPHAN, ROOT_TREE,
-    ROOT_TREE_DIR,
+    CHUNK_TREE, CSUM_TREE, DATA_RELOC_TREE, DEV_ITEMS, DEV_TREE, EXTENT_CSUM, EXTENT_TREE, FREE_SPACE_TREE, FS_TREE,
+    ORPHAN, ROOT_TREE, ROOT_TREE_DIR,
 };
 use sealblock_btrfs_format::key::{ItemType, Key};
 use sealblock_btrfs_format::names::name_hash;
@@ -424,6 +424,10 @@ pub const CASES: &[Case] = &[
             let size = items.iter_mut().find(|(key, _)| *key == Key::new(TOP, ItemType::INODE_ITEM, 0)).unwrap();
             size.1[16] -= 8;
         });
+    }),
+    case("another top of the tree for the relocation of data", &[Rule::RootItem], Program::Original, |image| {
+        let key = root_item(image, DATA_RELOC_TREE);
+        image.patch(ROOT_TREE, key, |data| put(data, 168, &257_u64.to_le_bytes()));
     }),
     // Not a rule of its own: an orphan is allowed.
     case("an orphan", &[], Program::Neither, |image| {

@@ -220,14 +220,20 @@ fn answer_empty(done: Result<(), FsError>, (operation, ino): (&str, u64), reply:
 async fn answer_write<F: WriteFs>(served: &Writable<'_, F>, write: Write, reply: ReplyWrite) {
     let (ino, written) = (write.ino, write.data.len() as u32);
     let is_killing = write.kills_set_id && served.has_set_id(ino).await;
+    let begun = served.notifier.begin_write();
     match served.fs.write(write).await {
         Ok(()) => {
+            begun.succeed();
             if is_killing {
                 served.notifier.attributes(ino);
             }
             reply.written(written);
         }
-        Err(error) => reply.error(error.report_change("write", ino)),
+        Err(error) => {
+            // Before the kernel knows.
+            drop(begun);
+            reply.error(error.report_change("write", ino));
+        }
     }
 }
 

@@ -93,12 +93,41 @@ fn a_stop_does_not_wait_forever() {
     open.write_all_at(&noise(BYTES, 9), 0).unwrap();
     served.asked.holds_writes.store(true, Ordering::SeqCst);
     let start = Instant::now();
-    assert_eq!(served.stop(), Ended::Stopped);
+    served.tell_to_stop();
+    let lost = served.result().unwrap_err().to_string();
+    assert!(lost.contains("may be lost: no request was answered for 0.3 s"), "{lost}");
     assert!((Duration::from_millis(300)..Duration::from_secs(10)).contains(&start.elapsed()));
     assert_eq!(served.at_end("/safe").unwrap(), b"safe");
     assert_eq!(fs::read_dir(&served.point).unwrap().count(), 0, "nothing is mounted any more");
     let lost = open.sync_all().unwrap_err();
     assert!(matches!(number(&lost), Errno::NOTCONN | Errno::CONNABORTED | Errno::IO), "{lost}");
+}
+
+/// A stop takes longer than its patience, as long as something goes on.
+#[test]
+fn a_stop_waits_while_requests_are_answered() {
+    if !can_mount() {
+        return;
+    }
+    let write = WriteOptions { patience: Duration::from_millis(600), ..WriteOptions::default() };
+    let mut served = ServedDisk::start(Options { write: Some(write), calls: 3, ..Options::default() });
+    let content = noise(BYTES, 9);
+    let open = File::create(served.path("file")).unwrap();
+    open.write_all_at(&content, 0).unwrap();
+    served.asked.holds_writes.store(true, Ordering::SeqCst);
+    let start = Instant::now();
+    served.tell_to_stop();
+    while start.elapsed() < Duration::from_millis(1500) && !served.has_ended() {
+        thread::sleep(Duration::from_millis(100));
+        until(|| served.asked.held.load(Ordering::SeqCst) > 0 || served.has_ended());
+        served.asked.holds_writes.store(false, Ordering::SeqCst);
+        let all = served.asked.held.load(Ordering::SeqCst);
+        until(|| served.asked.held.load(Ordering::SeqCst) < all || served.has_ended());
+        served.asked.holds_writes.store(true, Ordering::SeqCst);
+    }
+    served.asked.holds_writes.store(false, Ordering::SeqCst);
+    assert_eq!(served.wait(), Ended::Stopped);
+    assert!(served.at_end("/file").unwrap() == content);
 }
 
 #[test]

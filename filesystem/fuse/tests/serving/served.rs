@@ -60,7 +60,12 @@ impl Serving {
 
     /// Waits until serving has ended.
     pub fn wait(&mut self) -> Ended {
-        self.thread.take().unwrap().join().unwrap().unwrap()
+        self.result().unwrap()
+    }
+
+    /// As [`Serving::wait`], with the error.
+    pub fn result(&mut self) -> Result<Ended, MountError> {
+        self.thread.take().unwrap().join().unwrap()
     }
 }
 

@@ -10,7 +10,7 @@ use sealblock_btrfs::inode::{FileKind, Inode};
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
 use sealblock_btrfs_fuse::{Mounted, Writable, WritableOptions};
 use sealblock_fuse::{Ended, MountError, Options, ReadFs, Session, WriteOptions};
-use sealblock_runtime_reactor::{shutdown_signal, sleep, submitted};
+use sealblock_runtime_reactor::{hangup_is_shutdown, shutdown_signal, sleep, submitted};
 use sealblock_stack::filesystem::OpenFilesystem;
 use sealblock_stack::identity::new_uuid;
 use sealblock_stack::{Cause, StackError, on_reactor};
@@ -20,6 +20,7 @@ use super::place::{resolve, say_state, with_filesystem};
 use super::write::{engine_error, note_damage};
 use crate::cli::FsMount;
 use crate::exit::{Exit, note_lacking};
+use crate::interrupt::ignores_hangup;
 use crate::report::{note, note_lost_answers, say};
 
 /// How long a stop waits for what programs wrote, and then for requests in flight.
@@ -120,8 +121,13 @@ fn begin(arguments: &FsMount, root: u64, write: Option<WriteOptions>) -> Result<
     Ok(session)
 }
 
-/// Ends with SIGINT or SIGTERM.
+/// Ends with SIGINT or SIGTERM, or when the terminal is closed, unless it was started to outlive that.
 async fn stop() {
+    if !ignores_hangup()
+        && let Err(error) = hangup_is_shutdown()
+    {
+        tracing::warn!(%error, "a hangup ends it at once");
+    }
     if let Err(error) = shutdown_signal().await {
         tracing::warn!(%error, "signals are ignored; unmount with umount");
         std::future::pending::<()>().await;
@@ -131,7 +137,7 @@ async fn stop() {
 fn served(arguments: &FsMount, ended: Result<Ended, MountError>) -> Result<Exit, StackError> {
     match ended {
         Ok(Ended::Unmounted | Ended::Stopped) => Ok(Exit::Clean),
-        Err(error) => Err(failed(arguments, Cause::Io, error)),
+        Err(error) => Err(StackError::new(Cause::Io, "serve the mount on", error).on(arguments.point.display())),
     }
 }
 

@@ -44,7 +44,7 @@ struct Snapshot {
 
 impl Done for Snapshot {
     fn text(&self) -> String {
-        format!("{}: subvolume {}, a snapshot of {}", self.made.name, self.made.id, self.source)
+        format!("{}: subvolume {}, a snapshot of {}", printable(self.made.name.as_bytes()), self.made.id, self.source)
     }
 }
 
@@ -56,8 +56,11 @@ struct Created {
 
 impl Done for Created {
     fn text(&self) -> String {
-        let lines: Vec<String> =
-            self.subvolumes.iter().map(|made| format!("{}: subvolume {}", made.name, made.id)).collect();
+        let lines: Vec<String> = self
+            .subvolumes
+            .iter()
+            .map(|made| format!("{}: subvolume {}", printable(made.name.as_bytes()), made.id))
+            .collect();
         lines.join("\n")
     }
 }

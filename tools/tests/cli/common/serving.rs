@@ -42,8 +42,13 @@ impl Serving {
 
     /// Ends it by SIGTERM. Returns its exit status.
     pub fn end(self) -> i32 {
+        self.end_by("-TERM")
+    }
+
+    /// Ends it by a signal. Returns its exit status.
+    pub fn end_by(self, signal: &str) -> i32 {
         let pid = self.child.id().to_string();
-        assert!(system("kill", &[&pid]));
+        assert!(system("kill", &[signal, &pid]));
         self.wait().code().unwrap_or(-1)
     }
 
