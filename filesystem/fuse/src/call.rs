@@ -130,8 +130,6 @@ pub struct Permits {
 #[derive(Debug)]
 struct PermitState {
     available: usize,
-    /// Calls that were answered.
-    answered: u64,
     is_closed: bool,
 }
 
@@ -142,7 +140,7 @@ pub struct Permit(Arc<Permits>);
 impl Permits {
     /// A number of permits, at least one.
     pub fn new(limit: usize) -> Arc<Permits> {
-        let state = Mutex::new(PermitState { available: limit.max(1), answered: 0, is_closed: false });
+        let state = Mutex::new(PermitState { available: limit.max(1), is_closed: false });
         Arc::new(Permits { state, returned: Condvar::new() })
     }
 
@@ -164,11 +162,6 @@ impl Permits {
         Some(Permit(Arc::clone(self)))
     }
 
-    /// The number of calls that were answered.
-    pub fn answered(&self) -> u64 {
-        self.lock().answered
-    }
-
     /// Gives no further permit, and ends the waiting.
     pub fn close(&self) {
         self.lock().is_closed = true;
@@ -178,9 +171,7 @@ impl Permits {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        (state.available, state.answered) = (state.available + 1, state.answered + 1);
-        drop(state);
+        self.0.lock().available += 1;
         self.0.returned.notify_one();
     }
 }

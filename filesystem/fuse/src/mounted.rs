@@ -136,29 +136,29 @@ impl Mounted {
     }
 
     /// Ends a mount that can be changed: the kernel writes what it has, by `write_back`, and it is unmounted. Waits for
-    /// answers of the session, so it must run on another thread than these; as long as their number grows within the limit,
+    /// answers of the session, so it must run on another thread than these; as long as more writes succeed within the limit,
     /// and some seconds for the end. `refuse` is that of [`Mounted::end`].
     pub fn stop(
         self: &Arc<Self>,
         write_back: impl FnOnce() -> io::Result<()> + Send + 'static,
-        (limit, answered): (Duration, impl Fn() -> u64),
+        (limit, writes): (Duration, impl Fn() -> u64),
         refuse: impl FnOnce(),
     ) -> Stopped {
         let (done, written) = mpsc::channel();
         let mounted = Arc::clone(self);
         let write = move || drop(done.send(mounted.write_back_and_unmount(write_back)));
         let spawned = thread::Builder::new().name("fuse-sync".to_owned()).spawn(write);
-        let mut seen = answered();
+        let mut seen = writes();
         let mut wait = || loop {
             match written.recv_timeout(limit) {
-                Err(RecvTimeoutError::Timeout) if answered() != seen => seen = answered(),
+                Err(RecvTimeoutError::Timeout) if writes() != seen => seen = writes(),
                 result => return result,
             }
         };
         let (is_late, lost) = match spawned.map(|_| wait()) {
             Ok(Ok(Ok(()))) => (false, None),
             Ok(Ok(Err(error))) | Err(error) => (false, Some(format!("the kernel cannot write it: {error}"))),
-            Ok(Err(_)) => (true, Some(format!("no request was answered for {} s", limit.as_secs_f32()))),
+            Ok(Err(_)) => (true, Some(format!("nothing could be written for {} s", limit.as_secs_f32()))),
         };
         Stopped { is_late, lost, lasts: !self.end(refuse) }
     }

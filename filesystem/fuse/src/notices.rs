@@ -40,25 +40,34 @@ struct Queue {
     state: Mutex<State>,
     changed: Condvar,
     kernel: OnceLock<fuser::Notifier>,
-    /// Writes that the kernel was told have failed, or that were not answered.
-    failed_writes: AtomicU64,
+    writes: Writes,
+}
+
+/// The writes that have ended.
+#[derive(Default)]
+struct Writes {
+    succeeded: AtomicU64,
+    /// Those that the kernel was told have failed, or that were not answered.
+    failed: AtomicU64,
 }
 
 /// A write that is counted as failed when this is dropped, unless it succeeded.
-pub(crate) struct BegunWrite<'n>(Option<&'n AtomicU64>);
+pub(crate) struct BegunWrite<'n> {
+    writes: &'n Writes,
+    has_succeeded: bool,
+}
 
 impl BegunWrite<'_> {
     /// The write succeeded.
     pub fn succeed(mut self) {
-        self.0 = None;
+        self.has_succeeded = true;
     }
 }
 
 impl Drop for BegunWrite<'_> {
     fn drop(&mut self) {
-        if let Some(failed) = self.0 {
-            failed.fetch_add(1, Ordering::Relaxed);
-        }
+        let counter = if self.has_succeeded { &self.writes.succeeded } else { &self.writes.failed };
+        counter.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -126,7 +135,12 @@ impl Notifier {
 
     /// A write that begins. It counts as failed until it succeeded.
     pub(crate) fn begin_write(&self) -> BegunWrite<'_> {
-        BegunWrite(Some(&self.queue.failed_writes))
+        BegunWrite { writes: &self.queue.writes, has_succeeded: false }
+    }
+
+    /// The number of writes that succeeded.
+    pub(crate) fn succeeded_writes(&self) -> u64 {
+        self.queue.writes.succeeded.load(Ordering::Relaxed)
     }
 
     /// Writes back, and judges the result. The kernel tells of errors that are older, if nobody asked before: one counts
@@ -136,12 +150,11 @@ impl Notifier {
     /// pages first and waits for those on their way. A kill of the process meanwhile would leave this thread waiting with
     /// the connection, so it is only done then.
     fn finish(&self, nodes: &[u64], write_back: impl FnOnce(&Mounted) -> Result<(), WriteBackError>) -> io::Result<()> {
-        let failed_before = self.queue.failed_writes.load(Ordering::Relaxed);
+        let failed = || self.queue.writes.failed.load(Ordering::Relaxed);
+        let before = failed();
         match (write_back(&self.mounted), self.queue.kernel.get()) {
             (Ok(()), _) => Ok(()),
-            (Err(WriteBackError::Failed(error)), _)
-                if self.queue.failed_writes.load(Ordering::Relaxed) == failed_before =>
-            {
+            (Err(WriteBackError::Failed(error)), _) if failed() == before => {
                 tracing::debug!(%error, "the kernel could not write something before");
                 Ok(())
             }
@@ -149,8 +162,11 @@ impl Notifier {
             (Err(WriteBackError::Unreachable(error)), Some(kernel)) => {
                 tracing::debug!(%error, "the kernel is not asked by a path to write pages");
                 let dropped = nodes.iter().map(|node| tell(kernel, &Notice::Inode(*node)));
-                // What the kernel does not know has no pages.
-                dropped.filter(|told| told.as_ref().is_err_and(|error| !is_unknown(error))).collect()
+                // What the kernel does not know has no pages. It does not tell whether it could write them.
+                dropped
+                    .filter(|told| told.as_ref().is_err_and(|error| !is_unknown(error)))
+                    .collect::<io::Result<()>>()?;
+                if failed() == before { Ok(()) } else { Err(Errno::IO.into()) }
             }
         }
     }

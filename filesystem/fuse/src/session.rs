@@ -70,7 +70,7 @@ pub struct WriteOptions {
     pub allow_set_id: bool,
     /// Device nodes can be opened. Only for root.
     pub allow_devices: bool,
-    /// How long a stop waits for the next answer while what programs wrote reaches the filesystem, and then for requests
+    /// How long a stop waits for the next write while what programs wrote reaches the filesystem, and then for requests
     /// in flight.
     pub patience: Duration,
 }
@@ -249,16 +249,17 @@ impl Session {
                 ended = Ended::Stopped;
                 self.begin_to_stop(&stopped);
             }
-            if is_open && ended == Ended::Stopped {
-                if let Poll::Ready(stopped) = poll_stop(cx, &stopped) {
-                    if stopped.lasts {
-                        self.leave();
-                    }
-                    if stopped.is_late {
-                        work.give_up();
-                    }
-                    end = Some(stopped);
+            if is_open
+                && ended == Ended::Stopped
+                && let Poll::Ready(stopped) = poll_stop(cx, &stopped)
+            {
+                if stopped.lasts {
+                    self.leave();
                 }
+                if stopped.is_late {
+                    work.give_up();
+                }
+                end = Some(stopped);
             }
             if is_open {
                 is_open = work.take_calls(cx, &self.calls);
@@ -301,7 +302,9 @@ impl Session {
             let refuse = || permits.close();
             let end = match patience {
                 Some(patience) => {
-                    mounted.stop(move || notifier.write_back_here(), (patience, || permits.answered()), refuse)
+                    let writes = notifier.clone();
+                    let progress = (patience, || writes.succeeded_writes());
+                    mounted.stop(move || notifier.write_back_here(), progress, refuse)
                 }
                 None => Stopped { lasts: !mounted.end(refuse), ..Stopped::default() },
             };

@@ -107,13 +107,7 @@ impl Engine {
             && !is_over()
         {
             from = root + 1;
-            // Each open tree makes the reserve of a commit larger, so few are opened.
-            let has_orphans = self.inspect(|transaction| transaction.has_orphans(root)).await;
-            let recovered = match has_orphans {
-                Ok(true) => self.recover_orphans(root).await,
-                other => other.map(drop),
-            };
-            match recovered {
+            match self.recover_orphans_of(root).await {
                 Err(error @ EngineError::Stopped(_)) => return Err(error),
                 Err(error) => tracing::warn!(root, %error, "orphans of an earlier mount may stay in a subvolume"),
                 Ok(()) => {}
@@ -121,6 +115,15 @@ impl Engine {
             yield_once().await;
         }
         Ok(())
+    }
+
+    /// As [`Engine::recover_orphans`], but opens the subvolume only if it has some: each open tree makes the reserve of a
+    /// commit larger.
+    pub(crate) async fn recover_orphans_of(&self, root: u64) -> Result<(), EngineError> {
+        match self.inspect(|transaction| transaction.has_orphans(root)).await? {
+            true => self.recover_orphans(root).await,
+            false => Ok(()),
+        }
     }
 
     async fn recover_orphan(&self, root: u64, ino: u64) -> Result<(), EngineError> {

@@ -95,7 +95,7 @@ fn a_stop_does_not_wait_forever() {
     let start = Instant::now();
     served.tell_to_stop();
     let lost = served.result().unwrap_err().to_string();
-    assert!(lost.contains("may be lost: no request was answered for 0.3 s"), "{lost}");
+    assert!(lost.contains("may be lost: nothing could be written for 0.3 s"), "{lost}");
     assert!((Duration::from_millis(300)..Duration::from_secs(10)).contains(&start.elapsed()));
     assert_eq!(served.at_end("/safe").unwrap(), b"safe");
     assert_eq!(fs::read_dir(&served.point).unwrap().count(), 0, "nothing is mounted any more");
@@ -105,7 +105,7 @@ fn a_stop_does_not_wait_forever() {
 
 /// A stop takes longer than its patience, as long as something goes on.
 #[test]
-fn a_stop_waits_while_requests_are_answered() {
+fn a_stop_waits_while_writes_succeed() {
     if !can_mount() {
         return;
     }
