@@ -4,7 +4,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::select;
+use futures_util::future::{join, select};
 use sealblock_btrfs_engine::drop::Dropped;
 use sealblock_btrfs_engine::engine::EngineError;
 
@@ -26,29 +26,57 @@ impl Writable<'_> {
         }
     }
 
-    /// Commits changes at this interval, as long as there are any, and frees the space of deleted subvolumes. Ends after
-    /// [`Writable::end_background`], or if nothing can be written any more, which the engine has reported. A commit that
-    /// has begun must be completed, so it is to be polled until then.
+    /// Commits changes at this interval, as long as there are any, and frees the space of what is deleted, which may take
+    /// longer. Ends after [`Writable::end_background`], or if nothing can be written any more, which the engine has
+    /// reported. A commit that has begun must be completed, so it is to be polled until then.
     pub async fn work_in_background(&self, interval: Duration, sleep: impl AsyncFn(Duration)) {
+        join(self.commit_at(interval, &sleep), self.free_at(interval, &sleep)).await;
+    }
+
+    async fn commit_at(&self, interval: Duration, sleep: &impl AsyncFn(Duration)) {
+        loop {
+            self.pause(sleep(interval), || false).await;
+            if self.background.is_ended.get() {
+                return;
+            }
+            if !self.engine.is_dirty() {
+                continue;
+            }
+            match self.engine.sync().await {
+                Ok(_) => {}
+                Err(error @ EngineError::Stopped(_)) => {
+                    return tracing::debug!(%error, "nothing is committed any more");
+                }
+                Err(error) => tracing::warn!(%error, "changes are not committed"),
+            }
+        }
+    }
+
+    async fn free_at(&self, interval: Duration, sleep: &impl AsyncFn(Duration)) {
         let own = &self.background;
         own.is_idle.set(false);
         let _working = Begun(own, |own| own.is_idle.set(true));
         loop {
-            let is_wanted = || own.is_ended.get() || own.is_wanted.get();
-            let (pause, wanted) = (pin!(sleep(interval)), pin!(own.changed.wait_until(is_wanted)));
-            select(pause, wanted).await;
+            self.pause(sleep(interval), || own.is_wanted.get()).await;
             own.is_wanted.set(false);
             if own.is_ended.get() {
                 return;
             }
-            match self.work_once().await {
+            match self.free_once().await {
                 Ok(()) => {}
                 Err(error @ EngineError::Stopped(_)) => {
-                    return tracing::debug!(%error, "nothing is committed any more");
+                    return tracing::debug!(%error, "nothing is freed any more");
                 }
                 Err(error) => tracing::warn!(%error, "the space of deleted subvolumes is not freed"),
             }
         }
+    }
+
+    /// Waits for a sleep, or until something is wanted or the work is to end.
+    async fn pause(&self, sleep: impl Future<Output = ()>, is_wanted: impl Fn() -> bool) {
+        let own = &self.background;
+        let (sleep, wanted) = (pin!(sleep), pin!(own.changed.wait_until(|| own.is_ended.get() || is_wanted())));
+        select(sleep, wanted).await;
     }
 
     /// Ends the work in the background as soon as what it does is complete.
@@ -57,13 +85,10 @@ impl Writable<'_> {
         self.background.changed.notify();
     }
 
-    async fn work_once(&self) -> Result<(), EngineError> {
+    async fn free_once(&self) -> Result<(), EngineError> {
         let own = &self.background;
         own.turns.update(|(begun, done)| (begun + 1, done));
         let _begun = Begun(own, |own| own.turns.update(|(begun, done)| (begun, done + 1)));
-        if self.engine.is_dirty() {
-            self.engine.sync().await?;
-        }
         if own.has_orphans.replace(false) {
             self.engine.recover_all_orphans(|| own.is_ended.get()).await?;
         }
