@@ -75,7 +75,7 @@ impl Engine {
     /// one wholly or not at all: data that are being written in place are waited for, and no others begin meanwhile.
     ///
     /// # Errors
-    /// Those of names, of both subvolumes, and of the engine.
+    /// Those of names, of both subvolumes, and of the engine: if nothing is written any more, it may be there.
     pub async fn create_snapshot(
         &self,
         new: NewSnapshot,

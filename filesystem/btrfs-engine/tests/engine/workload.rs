@@ -456,14 +456,28 @@ impl<'a> Work<'a> {
         let to = SubvolumePlace { root: ROOT, place: place(&name) };
         let (written, made) =
             block_on(join(self.write_to(ino, at, &data), self.engine.create_snapshot(new, to, time())));
-        let id = made?;
-        let snapshot = self.histories.add_snapshot(id, begun);
-        self.histories.begin_names(|names| insert(names, &name, Entry::Snapshot(snapshot)));
+        // What failed may have come after it was made.
+        let id = match &made {
+            Ok(id) => Some(*id),
+            Err(_) => self.subvolume_at(&name),
+        };
+        if let Some(id) = id {
+            let snapshot = self.histories.add_snapshot(id, begun);
+            self.histories.begin_names(|names| insert(names, &name, Entry::Snapshot(snapshot)));
+        }
+        made?;
         self.tick();
         self.histories.end_names();
         written?;
         self.histories.end_data(file);
         Ok(())
+    }
+
+    fn subvolume_at(&self, name: &str) -> Option<u64> {
+        match block_on(self.engine.lookup(ROOT, place(name))).ok()??.target {
+            Resolved::Subvolume(id) => Some(id),
+            _ => None,
+        }
     }
 
     fn delete_snapshot(&mut self) -> Done {
