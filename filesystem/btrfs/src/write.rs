@@ -248,9 +248,15 @@ impl DeviceSet {
             let copies = (1..).zip(offsets(item.devid.get()));
             copies.skip(1).filter(move |(_, offset)| inside(offset)).map(|(mirror, offset)| (*item, mirror, offset))
         });
-        let others = others.map(|(item, mirror, offset)| {
-            let written = write(item, offset, Durability::Volatile);
-            async move { written.await.map(|(place, fault)| BadCopy { logical: None, place, mirror, fault }) }
+        let write = &write;
+        let others = others.map(|(item, mirror, offset)| async move {
+            // The next commit may damage the first copy, and then this one counts: an older one would lead to nodes that are
+            // gone. So it is tried again.
+            let failed = match write(item, offset, Durability::Volatile).await {
+                Some(_) => write(item, offset, Durability::Volatile).await,
+                None => None,
+            };
+            failed.map(|(place, fault)| BadCopy { logical: None, place, mirror, fault })
         });
         let bad = join_all(others).await.into_iter().flatten().collect();
         (failed, bad)
