@@ -230,9 +230,16 @@ impl Engine {
         &self,
         mut change: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
     ) -> Result<T, EngineError> {
+        let mut done = None;
+        self.change_with(&mut keeping(&mut done, &mut change)).await?;
+        Ok(done.expect("the last call succeeded"))
+    }
+
+    /// As [`Engine::change`].
+    async fn change_with(&self, change: &mut Step<'_>) -> Result<(), EngineError> {
         let mut is_committed = false;
         loop {
-            let error = match self.run(&mut change, Way::Change).await {
+            let error = match self.run(change, Way::Change).await {
                 Err(EngineError::Change(ChangeError::Space(SpaceError::Full(what)))) => what,
                 Err(EngineError::Change(ChangeError::NewSnapshot(_))) => {
                     self.commit().await?;
@@ -260,14 +267,16 @@ impl Engine {
         &self,
         mut read: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
     ) -> Result<T, EngineError> {
-        self.run(&mut read, Way::Read).await
+        let mut done = None;
+        self.run(&mut keeping(&mut done, &mut read), Way::Read).await?;
+        Ok(done.expect("the last call succeeded"))
     }
 
     /// Makes a chunk for this use, and before it one for another use that it needs. Returns false if there is no room.
     async fn grow(&self, what: Use, way: Way) -> Result<bool, EngineError> {
         let mut wanted = vec![what];
         while let Some(what) = wanted.last().copied() {
-            match self.run(|transaction| transaction.allocate_chunk(what), way).await {
+            match self.run(&mut |transaction| transaction.allocate_chunk(what), way).await {
                 Ok(()) => drop(wanted.pop()),
                 Err(EngineError::Change(ChangeError::Space(SpaceError::Full(other)))) if !wanted.contains(&other) => {
                     wanted.push(other);
@@ -279,11 +288,7 @@ impl Engine {
         Ok(true)
     }
 
-    async fn run<T>(
-        &self,
-        mut change: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
-        way: Way,
-    ) -> Result<T, EngineError> {
+    async fn run(&self, change: &mut Step<'_>, way: Way) -> Result<(), EngineError> {
         let mut pins = Pins { engine: self, bytenrs: Vec::new() };
         loop {
             if way == Way::Change {
@@ -292,10 +297,7 @@ impl Engine {
             if way != Way::Read || self.is_torn.get() {
                 self.check_stopped()?;
             }
-            let expected = match self.attempt(&mut change)? {
-                Ok(done) => return Ok(done),
-                Err(expected) => expected,
-            };
+            let Some(expected) = self.attempt(change)? else { return Ok(()) };
             let durable = self.durable.get();
             let bytes = match self.read_node(&expected, durable).await {
                 Ok(bytes) => bytes,
@@ -308,20 +310,17 @@ impl Engine {
         }
     }
 
-    /// Calls a change once. Returns the node that it lacks as `Ok(Err(node))`.
-    fn attempt<T>(
-        &self,
-        change: &mut impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
-    ) -> Result<Result<T, Expected>, EngineError> {
+    /// Calls a change once. Returns the node that it lacks, if it does.
+    fn attempt(&self, change: &mut Step<'_>) -> Result<Option<Expected>, EngineError> {
         let transaction = &mut *self.transaction.borrow_mut();
         let before = transaction.changes();
         match change(transaction) {
-            Ok(done) => Ok(Ok(done)),
+            Ok(()) => Ok(None),
             Err(error) if transaction.changes() != before => {
                 self.is_torn.set(true);
                 Err(self.stop(format!("a change failed half-way: {error}")))
             }
-            Err(ChangeError::Need(expected)) => Ok(Err(expected)),
+            Err(ChangeError::Need(expected)) => Ok(Some(expected)),
             Err(error) => Err(EngineError::Change(error)),
         }
     }
@@ -451,10 +450,12 @@ impl Engine {
         mut step: impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
     ) -> Result<T, EngineError> {
         loop {
-            match self.run(&mut step, Way::Settle).await {
+            let mut done = None;
+            let result = self.run(&mut keeping(&mut done, &mut step), Way::Settle).await;
+            match result {
                 Err(EngineError::Change(ChangeError::Space(SpaceError::Full(what))))
                     if self.grow(what, Way::Settle).await? => {}
-                result => return result,
+                result => return result.map(|()| done.expect("the last call succeeded")),
             }
         }
     }
@@ -572,6 +573,20 @@ impl Engine {
             self.devices.leave_behind(devid);
             tracing::error!(devid, %fault, "a device cannot be written, and is left behind");
         }
+    }
+}
+
+/// What is called until it lacks no node. There are many of them, so what calls them is compiled once for all.
+type Step<'s> = dyn FnMut(&mut Transaction) -> Result<(), ChangeError> + 's;
+
+/// A step that keeps the result of a call that succeeded.
+fn keeping<'s, T>(
+    done: &'s mut Option<T>,
+    call: &'s mut impl FnMut(&mut Transaction) -> Result<T, ChangeError>,
+) -> impl FnMut(&mut Transaction) -> Result<(), ChangeError> + 's {
+    |transaction| {
+        *done = Some(call(transaction)?);
+        Ok(())
     }
 }
 
