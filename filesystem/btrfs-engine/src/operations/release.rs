@@ -107,22 +107,28 @@ impl Engine {
             && !is_over()
         {
             from = root + 1;
-            match self.recover_orphans_of(root).await {
-                Err(error @ EngineError::Stopped(_)) => return Err(error),
-                Err(error) => tracing::warn!(root, %error, "orphans of an earlier mount may stay in a subvolume"),
-                Ok(()) => {}
-            }
+            self.recover_orphans_of(root).await?;
             yield_once().await;
         }
         Ok(())
     }
 
     /// As [`Engine::recover_orphans`], but opens the subvolume only if it has some: each open tree makes the reserve of a
-    /// commit larger.
+    /// commit larger. What cannot be deleted stays.
+    ///
+    /// # Errors
+    /// If nothing is written any more.
     pub(crate) async fn recover_orphans_of(&self, root: u64) -> Result<(), EngineError> {
-        match self.inspect(|transaction| transaction.has_orphans(root)).await? {
-            true => self.recover_orphans(root).await,
-            false => Ok(()),
+        let recovered = match self.inspect(|transaction| transaction.has_orphans(root)).await {
+            Ok(true) => self.recover_orphans(root).await,
+            other => other.map(drop),
+        };
+        match recovered {
+            Err(error) if !matches!(error, EngineError::Stopped(_)) => {
+                tracing::warn!(root, %error, "inodes without names may stay in a subvolume");
+                Ok(())
+            }
+            result => result,
         }
     }
 

@@ -96,11 +96,7 @@ impl Engine {
         });
         let id = made.await?;
         // Its orphans are those of the source, but nobody has them open there.
-        match self.recover_orphans_of(id).await {
-            Err(error @ EngineError::Stopped(_)) => return Err(error),
-            Err(error) => tracing::warn!(id, %error, "inodes without names stay in a new snapshot"),
-            Ok(()) => {}
-        }
+        self.recover_orphans_of(id).await?;
         Ok(id)
     }
 

@@ -30,53 +30,46 @@ impl Writable<'_> {
     /// longer. Ends after [`Writable::end_background`], or if nothing can be written any more, which the engine has
     /// reported. A commit that has begun must be completed, so it is to be polled until then.
     pub async fn work_in_background(&self, interval: Duration, sleep: impl AsyncFn(Duration)) {
-        join(self.commit_at(interval, &sleep), self.free_at(interval, &sleep)).await;
-    }
-
-    async fn commit_at(&self, interval: Duration, sleep: &impl AsyncFn(Duration)) {
-        loop {
-            self.pause(sleep(interval), || false).await;
-            if self.background.is_ended.get() {
-                return;
-            }
-            if !self.engine.is_dirty() {
-                continue;
-            }
-            match self.engine.sync().await {
-                Ok(_) => {}
-                Err(error @ EngineError::Stopped(_)) => {
-                    return tracing::debug!(%error, "nothing is committed any more");
-                }
-                Err(error) => tracing::warn!(%error, "changes are not committed"),
-            }
-        }
-    }
-
-    async fn free_at(&self, interval: Duration, sleep: &impl AsyncFn(Duration)) {
         let own = &self.background;
-        own.is_idle.set(false);
-        let _working = Begun(own, |own| own.is_idle.set(true));
+        let pause = async || sleep(interval).await;
+        let commits = self.in_turns(
+            &pause,
+            || false,
+            async || match self.engine.is_dirty() {
+                true => self.engine.sync().await.map(drop),
+                false => Ok(()),
+            },
+        );
+        let frees = async {
+            own.is_idle.set(false);
+            let _working = Begun(own, |own| own.is_idle.set(true));
+            self.in_turns(&pause, || own.is_wanted.get(), async || self.free_once().await).await;
+        };
+        join(commits, frees).await;
+    }
+
+    /// Works in turns, each of which begins after a pause, or when it is wanted.
+    async fn in_turns(
+        &self,
+        pause: &impl AsyncFn(),
+        is_wanted: impl Fn() -> bool,
+        work: impl AsyncFn() -> Result<(), EngineError>,
+    ) {
+        let own = &self.background;
         loop {
-            self.pause(sleep(interval), || own.is_wanted.get()).await;
-            own.is_wanted.set(false);
+            let wanted = own.changed.wait_until(|| own.is_ended.get() || is_wanted());
+            select(pin!(pause()), pin!(wanted)).await;
             if own.is_ended.get() {
                 return;
             }
-            match self.free_once().await {
+            match work().await {
                 Ok(()) => {}
                 Err(error @ EngineError::Stopped(_)) => {
-                    return tracing::debug!(%error, "nothing is freed any more");
+                    return tracing::debug!(%error, "nothing is committed or freed any more");
                 }
-                Err(error) => tracing::warn!(%error, "the space of deleted subvolumes is not freed"),
+                Err(error) => tracing::warn!(%error, "changes are not committed, or what is deleted is not freed"),
             }
         }
-    }
-
-    /// Waits for a sleep, or until something is wanted or the work is to end.
-    async fn pause(&self, sleep: impl Future<Output = ()>, is_wanted: impl Fn() -> bool) {
-        let own = &self.background;
-        let (sleep, wanted) = (pin!(sleep), pin!(own.changed.wait_until(|| own.is_ended.get() || is_wanted())));
-        select(sleep, wanted).await;
     }
 
     /// Ends the work in the background as soon as what it does is complete.
@@ -87,6 +80,7 @@ impl Writable<'_> {
 
     async fn free_once(&self) -> Result<(), EngineError> {
         let own = &self.background;
+        own.is_wanted.set(false);
         own.turns.update(|(begun, done)| (begun + 1, done));
         let _begun = Begun(own, |own| own.turns.update(|(begun, done)| (begun, done + 1)));
         if own.has_orphans.replace(false) {
