@@ -28,11 +28,15 @@ pub struct Checks {
     /// The required reference tag of the first block; that of each further block must be one more. Truncated to the
     /// bits of the format. Not checked if `None`, nor in Type 3, where the reference tag belongs to the application.
     pub initial_ref_tag: Option<u64>,
+    /// True if blocks whose tuples disable checks are checked as well. Deallocated blocks have such tuples, so with a
+    /// required application tag other than FFFFh a block fails that was never written.
+    pub checks_escapes: bool,
 }
 
 impl Checks {
     /// Checks nothing.
-    pub const NONE: Checks = Checks { guard: false, app_tag: None, storage_tag: None, initial_ref_tag: None };
+    pub const NONE: Checks =
+        Checks { guard: false, app_tag: None, storage_tag: None, initial_ref_tag: None, checks_escapes: false };
 
     /// The checks that every stored block must pass, whichever host wrote it, for a run that starts at `start`: the
     /// guard and, in Type 1, that reference tags are the low bits of the address. In Types 2 and 3 the writer chooses
@@ -107,6 +111,7 @@ pub(crate) struct CompiledChecks {
     /// The bits of the reference tag that are compared.
     ref_mask: u64,
     escape: u128,
+    checks_escapes: bool,
 }
 
 impl CompiledChecks {
@@ -120,6 +125,7 @@ impl CompiledChecks {
             initial_ref_tag: 0,
             ref_mask: 0,
             escape: tuple::escape_mask(format),
+            checks_escapes: checks.checks_escapes,
         };
         if checks.guard {
             compiled.mask |= u128::from(u64::MAX >> (64 - format.guard().bits())) << (space + 16);
@@ -146,10 +152,10 @@ impl CompiledChecks {
         self.mask == 0
     }
 
-    /// True if the tuple disables the check of its block.
+    /// True if the tuple disables the check of its block, and may.
     #[inline(always)]
     pub(crate) fn is_escaped(&self, found: u128) -> bool {
-        found & self.escape == self.escape
+        found & self.escape == self.escape && !self.checks_escapes
     }
 
     /// The required tuple of a block, correct in the bits of the mask. `guard` must already be shifted to its position.

@@ -502,7 +502,7 @@ mod tests {
             let mut tags = made.joined_tags().to_vec();
             tags[wrong.0.index(BLOCKS * 16)] ^= wrong.1;
             let app_tag = asked.1.map(|expected| Masked { expected, mask: u16::MAX });
-            let checks = Checks { guard: asked.0, app_tag, storage_tag: None, initial_ref_tag: asked.2.or(Some(with.initial_ref_tag)) };
+            let checks = Checks { guard: asked.0, app_tag, initial_ref_tag: asked.2.or(Some(with.initial_ref_tag)), ..Checks::NONE };
             let by_data = unverified(&data, &tags, format).verify(&checks);
             let by_crcs = unverified(&data, &tags, format).verify_with_crcs(&checks, &block_crcs(&data));
             match (by_data, by_crcs) {

@@ -56,6 +56,7 @@ fn all_checks(tags: &Tags) -> Checks {
         app_tag: Some(Masked { expected: tags.app_tag, mask: u16::MAX }),
         storage_tag: Some(Masked { expected: tags.storage_tag, mask: u64::MAX }),
         initial_ref_tag: Some(tags.initial_ref_tag),
+        ..Checks::NONE
     }
 }
 

@@ -1,12 +1,13 @@
 //! Sealing and verifying, for every format.
 
 use proptest::prelude::*;
+use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Lba};
 
 use super::{all_checks, formats, mismatches, noise, sealed, sizes, tags};
 use crate::{
-    Checks, Field, GuardKind, Interleave, Masked, Mismatch, PiFormat, PiPosition, ProtectionType, Tags, Tuple, guard,
-    seal, seal_interleaved, verify_interleaved,
+    Checks, Field, GuardKind, Interleave, Masked, Mismatch, PiFormat, PiPosition, ProtectionType, Tags, Tuple,
+    Unverified, guard, seal, seal_interleaved, verify_interleaved,
 };
 
 const BLOCKS: usize = 3;
@@ -144,6 +145,31 @@ fn escaped_tuples_are_not_checked_at_all() {
     assert_eq!(mismatches(type3, BlockSize::B512, &data, &tuples, &checks).len(), 1);
     tuples[4..].fill(0xFF);
     assert_eq!(mismatches(type3, BlockSize::B512, &data, &tuples, &checks), []);
+}
+
+#[test]
+fn escaped_tuples_fail_if_they_are_to_be_checked() {
+    let format = |guard, protection| PiFormat::with_default_storage_tag(guard, protection);
+    let data = noise(1, 1024);
+    let tags = Tags { app_tag: 7, storage_tag: 0, initial_ref_tag: 5 };
+    for (guard, protection) in
+        GuardKind::ALL.into_iter().flat_map(|guard| ProtectionType::ALL.map(|kind| (guard, kind)))
+    {
+        let format = format(guard, protection);
+        let mut tuples = sealed(format, BlockSize::B512, &data, &tags);
+        tuples[format.tuple_bytes()..].fill(0xFF);
+        let app_tag = Some(Masked { expected: 7, mask: u16::MAX });
+        let checks = Checks { app_tag, checks_escapes: true, ..Checks::NONE };
+        let unwritten = Mismatch { block: 1, field: Field::AppTag, expected: 7, actual: 0xFFFF };
+        assert_eq!(mismatches(format, BlockSize::B512, &data, &tuples, &checks), [unwritten]);
+        let read =
+            || Unverified::new(Slice::copy_from(&data), Slice::copy_from(&tuples), BlockSize::B512, Some(format));
+        assert_eq!(read().unwrap().verify(&checks).unwrap_err(), [unwritten]);
+        let lenient = Checks { checks_escapes: false, ..checks };
+        assert!(read().unwrap().verify(&lenient).is_ok());
+        let zeroes = Checks { guard: true, ..checks };
+        assert_eq!(mismatches(format, BlockSize::B512, &data[..512], &tuples[..format.tuple_bytes()], &zeroes), []);
+    }
 }
 
 #[test]

@@ -343,6 +343,10 @@ impl MemoryDevice {
             let data = stored.data.peek(start << size.shift(), part.bytes(size) as usize);
             let tags = stored.tags.peek(start * self.tuple_bytes(), (part.len() * self.tuple_bytes()) as usize);
             // Missing tags are all ones, which are not checked; if only the data are missing, they are zeroes.
+            let checks_escapes = expectations.checks().checks_escapes;
+            let escapes =
+                if checks_escapes { vec![0xFF; (part.len() * self.tuple_bytes()) as usize] } else { Vec::new() };
+            let tags = tags.or(checks_escapes.then_some(&escapes[..]));
             let Some((format, tags)) = self.geometry.protection.zip(tags) else {
                 each(part, data, None);
                 continue;

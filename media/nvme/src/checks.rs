@@ -100,7 +100,8 @@ pub fn bad_blocks(start: Lba, mismatches: &[Mismatch]) -> Vec<BadBlock> {
 /// storage tag, and with Type 1 no reference tag other than the LBA (NVM, "Protection Information").
 fn read_checks(format: PiFormat, start: Lba, checks: &Checks, storage_tag_mask: u64) -> (ProtectionInfo, bool) {
     let mut info = ProtectionInfo::NONE;
-    let mut is_all = true;
+    // A controller checks nothing of a block whose tuple disables checks.
+    let mut is_all = !checks.checks_escapes;
     if checks.guard {
         info.prchk |= Prchk::GUARD;
     }

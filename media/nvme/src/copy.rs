@@ -115,7 +115,7 @@ mod tests {
             guard: true,
             app_tag: Some(Masked { expected: 7, mask: 0xFF }),
             initial_ref_tag: Some(9),
-            storage_tag: None,
+            ..Checks::NONE
         };
         let (kept, ranges) = command((Some(type3), PiSource::Host), extent(0, 8), 100, checks).unwrap();
         assert!(!kept.read.pract && !kept.write.pract);

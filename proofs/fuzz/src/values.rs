@@ -25,6 +25,7 @@ pub fn try_tags(input: &[u8]) {
         app_tag: (flags & 2 != 0).then(|| Masked { expected: pieces.short(), mask: pieces.short() }),
         storage_tag: (flags & 4 != 0).then(|| Masked { expected: pieces.word(), mask: pieces.word() }),
         initial_ref_tag: (flags & 8 != 0).then(|| pieces.word()),
+        checks_escapes: flags & 16 != 0,
     };
     let with = Tags { app_tag: pieces.short(), storage_tag: pieces.word(), initial_ref_tag: pieces.word() };
     let blocks = usize::from(pieces.byte() % 4);
@@ -53,6 +54,7 @@ pub fn try_tags(input: &[u8]) {
         app_tag: Some(Masked { expected: with.app_tag, mask: u16::MAX }),
         storage_tag: Some(Masked { expected: with.storage_tag, mask: u64::MAX }),
         initial_ref_tag: Some(with.initial_ref_tag),
+        checks_escapes: true,
     };
     assert_eq!(verify(format, size, &data, &tags, &due, &mut |mismatch| panic!("{mismatch:?}")), 0);
 }

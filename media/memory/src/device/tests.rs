@@ -191,6 +191,16 @@ fn tags_are_judged_as_expected_once_the_blocks_are_good() {
             assert_eq!(*run(&gate, request).unwrap_err().kind(), wanted);
         }
     }
+    // What has no tags is as expected only if that may be.
+    run(&gate, Request::discard([extent(20, 1)])).unwrap();
+    for request in requests(app(0x0A0B)) {
+        assert!(run(&gate, request).is_ok());
+    }
+    let unwritten =
+        ErrorKind::Expectation { lba: Lba::new(20), field: Field::AppTag, expected: 0x0A0B, actual: 0xFFFF };
+    for request in requests(Checks { checks_escapes: true, ..app(0x0A0B) }) {
+        assert_eq!(*run(&gate, request).unwrap_err().kind(), unwritten);
+    }
     assert!(gate.device().damage(Lba::new(150), Corruption::Tag { at: 7, mask: 1 }));
     for request in requests(app(0x0A0C)).into_iter().chain(requests(Checks::NONE)) {
         assert_eq!(faults(run(&gate, request)), [(150, BadBlockCause::Tag(Field::RefTag))], "damage comes first");

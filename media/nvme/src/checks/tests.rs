@@ -62,6 +62,9 @@ fn what_a_command_cannot_say_is_told() {
     let (info, says_all) = profile.read_checks(place, &storage(0xFFFF), true);
     assert_eq!((info.stc, info.storage_tag(format), says_all), (true, 7, true));
     assert!(!profile.read_checks(place, &storage(0xFF), true).1);
+    let escapes = Checks { app_tag: Some(Masked { expected: 7, mask: u16::MAX }), ..full };
+    assert!(profile.read_checks(place, &escapes, true).1);
+    assert!(!profile.read_checks(place, &Checks { checks_escapes: true, ..escapes }, true).1);
 }
 
 #[test]

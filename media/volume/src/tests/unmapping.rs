@@ -1,8 +1,8 @@
 //! What unmapping frees, and when: physical blocks are freed once, after the deallocation is durable and no read uses
 //! them. A long run is one commit and lets other requests run.
 
-use sealblock_block::{Device, Durability, Request};
-use sealblock_integrity::{GuardKind, ProtectionType};
+use sealblock_block::{Device, Durability, ErrorKind, Expectations, Request};
+use sealblock_integrity::{Checks, ChecksumKind, Field, GuardKind, Masked, ProtectionType};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Harness, created, pattern, protection};
@@ -60,6 +60,34 @@ fn physical_blocks_are_free_with_the_commit_and_their_space_goes_back_behind_it(
     harness.idle();
     assert_eq!(free(&harness), before + 1100, "those that had no data any more had nothing to give up");
     harness.verify().unwrap();
+}
+
+#[test]
+fn blocks_without_tags_are_as_expected_only_if_they_may_have_none() {
+    let harness = Harness::new(SIZE, 1 << 16, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let lba_of = |request| match harness.run(harness.gate.execute(request)).map_err(|error| error.kind().clone()) {
+        Ok(_) => None,
+        Err(ErrorKind::Expectation { lba, field: Field::AppTag, expected: 0, actual: 0xFFFF }) => Some(lba.get()),
+        Err(other) => panic!("{other}"),
+    };
+    let outcomes = |start, blocks, checks_escapes| {
+        let extent = Extent::from_raw(start, blocks).unwrap();
+        let app_tag = Some(Masked { expected: 0, mask: u16::MAX });
+        let expected = Expectations::new(Checks { app_tag, checks_escapes, ..Checks::NONE });
+        let checksum = Request::checksum(extent, ChecksumKind::Crc32c, expected);
+        [Request::read(extent, expected), Request::verify(extent, expected), checksum].map(lba_of)
+    };
+    assert_eq!(outcomes(5000, 8, true), [Some(5000); 3], "block groups that were never written");
+    write(&harness, 0, 1024);
+    zero(&harness, 100, 1);
+    for is_durable in [false, true] {
+        assert_eq!((outcomes(0, 100, true), outcomes(101, 900, true)), ([None; 3], [None; 3]), "written");
+        assert_eq!(outcomes(90, 40, true), [Some(100); 3], "deallocated, {is_durable}");
+        assert_eq!(outcomes(100, 1, true), [Some(100); 3]);
+        assert_eq!((outcomes(90, 40, false), outcomes(5000, 8, false)), ([None; 3], [None; 3]));
+        harness.flush().unwrap();
+        harness.idle();
+    }
 }
 
 #[test]

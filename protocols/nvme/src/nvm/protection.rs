@@ -93,6 +93,7 @@ impl ProtectionInfo {
                 .then_some(Masked { expected: self.lbat, mask: self.lbatm }),
             storage_tag: (self.stc && has_storage_tag).then_some(Masked { expected, mask }),
             initial_ref_tag: self.prchk.contains(Prchk::REFERENCE_TAG).then(|| self.reference_tag(format)),
+            checks_escapes: false,
         }
     }
 
@@ -228,6 +229,7 @@ mod tests {
                 app_tag: Some(Masked { expected: 5, mask: 0xFF }),
                 storage_tag: Some(Masked { expected: 7, mask: 0xFF0F }),
                 initial_ref_tag: Some(11),
+                ..Checks::NONE
             }
         );
         assert_eq!(info.tags(format), Tags { app_tag: 5, storage_tag: 7, initial_ref_tag: 11 });
