@@ -107,7 +107,15 @@ impl<V: Items> Plan<'_, V> {
             if name == COMPRESSION {
                 plan.set_compression(ino, value)?;
             }
-            plan.put_xattr(ino, name, value, mode)?;
+            // As in Linux, an empty compression is none.
+            let put = match name == COMPRESSION && value.is_empty() {
+                true => plan.delete_xattr(ino, name),
+                false => plan.put_xattr(ino, name, value, mode),
+            };
+            match put {
+                Err(PlanError::NoAttribute) if mode != XattrMode::Replace => {}
+                put => put?,
+            }
             plan.mark_changed(ino)
         })
     }
@@ -334,8 +342,14 @@ mod tests {
             for (value, flags) in [(&b"zstd:9"[..], F::COMPRESS), (b"none", F::NOCOMPRESS), (b"", F::empty())] {
                 plan.set_xattr(file, COMPRESSION, value, XattrMode::Set)?;
                 assert_eq!(plan.inode(file)?.flags(), flags);
+                let stored = plan.xattr(file, COMPRESSION)?;
+                assert_eq!(stored.as_deref(), Some(value).filter(|value| !value.is_empty()));
             }
-            plan.set_xattr(file, COMPRESSION, b"lzo", XattrMode::Replace)?;
+            plan.set_xattr(file, COMPRESSION, b"", XattrMode::Set)?;
+            for (mode, expected) in [(XattrMode::Replace, Err(PlanError::NoAttribute)), (XattrMode::Create, Ok(()))] {
+                assert_eq!(plan.set_xattr(file, COMPRESSION, b"", mode), expected);
+            }
+            plan.set_xattr(file, COMPRESSION, b"lzo", XattrMode::Create)?;
             plan.remove_xattr(file, COMPRESSION)?;
             assert_eq!(plan.inode(file)?.flags(), F::empty());
             for (ino, value) in [(file, &b"zip"[..]), (fifo, b"lzo")] {

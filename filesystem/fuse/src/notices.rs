@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use fuser::INodeNo;
 use rustix::io::Errno;
@@ -23,6 +24,8 @@ use crate::mounted::{Mounted, WriteBackError};
 
 /// The number of requests that may wait at once until the kernel has written pages.
 const MOST_WAITING: usize = 16;
+/// How long the kernel may be told of pages that a file got after it did.
+const GROWN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Tells the kernel of changes that were not made by its requests for them: by ioctl, or by the filesystem itself.
 ///
@@ -74,6 +77,10 @@ impl Drop for BegunWrite<'_> {
 #[derive(Default)]
 struct State {
     notices: BTreeSet<Notice>,
+    /// Files that got pages from the kernel, whose space the kernel does not know.
+    grown: BTreeSet<u64>,
+    /// When the kernel is told of these.
+    due: Option<Instant>,
     /// How often each file is open for writing.
     written: BTreeMap<u64, u64>,
     /// The requests that wait until the kernel has written pages.
@@ -201,6 +208,27 @@ impl Notifier {
         self.notify(Notice::Attributes(self.node(ino)));
     }
 
+    /// A file got pages that the kernel had cached. For a second all of them are one change: the kernel, which asks for
+    /// all attributes again, has to be told of the space only.
+    pub(crate) fn grown(&self, ino: u64) {
+        let mut state = self.queue.lock();
+        if state.is_closed || !state.grown.insert(self.node(ino)) {
+            return;
+        }
+        if state.due.is_none() {
+            state.due = Some(Instant::now() + GROWN_INTERVAL);
+            self.queue.changed.notify_one();
+        }
+    }
+
+    /// All pages that a file got are to be counted now.
+    pub(crate) fn synced(&self, ino: u64) {
+        let has_grown = self.queue.lock().grown.remove(&self.node(ino));
+        if has_grown {
+            self.attributes(ino);
+        }
+    }
+
     /// There is something else behind a name of a directory, or nothing any more, or something now.
     pub fn entry(&self, parent: u64, name: &[u8]) {
         self.notify(Notice::Entry(self.node(parent), name.to_vec()));
@@ -237,6 +265,7 @@ impl Notifier {
         let mut state = self.queue.lock();
         state.is_closed = true;
         state.notices.clear();
+        state.grown.clear();
         self.queue.changed.notify_all();
     }
 }
@@ -251,13 +280,23 @@ impl Queue {
     fn take(&self) -> Option<Notice> {
         let mut state = self.lock();
         loop {
+            let left = state.due.map(|due| due.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                state.due = None;
+                let grown = std::mem::take(&mut state.grown);
+                state.notices.extend(grown.into_iter().map(Notice::Attributes));
+                continue;
+            }
             if let Some(notice) = state.notices.pop_first() {
                 return Some(notice);
             }
             if state.is_closed {
                 return None;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = match left {
+                Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
         }
     }
 }
@@ -384,6 +423,24 @@ mod tests {
         let taken = [(); 3].map(|()| notifier.queue.take().unwrap());
         assert_eq!(taken, [Notice::Attributes(1), Notice::Inode(300), Notice::Entry(1, b"name".to_vec())]);
         assert!(notifier.queue.lock().notices.is_empty());
+    }
+
+    #[test]
+    fn a_file_that_grows_is_told_of_once_in_a_while_and_when_it_is_synced() {
+        let notifier = notifier();
+        let begun = Instant::now();
+        (0..3).for_each(|_| notifier.grown(300));
+        notifier.grown(301);
+        notifier.grown(302);
+        notifier.synced(301);
+        notifier.synced(305);
+        let taken = [(); 3].map(|()| notifier.queue.take().unwrap());
+        assert_eq!(taken, [301, 300, 302].map(Notice::Attributes));
+        assert!(begun.elapsed() >= GROWN_INTERVAL && notifier.queue.lock().due.is_none());
+        notifier.grown(303);
+        notifier.close();
+        notifier.grown(304);
+        assert_eq!(notifier.queue.take(), None);
     }
 
     #[test]

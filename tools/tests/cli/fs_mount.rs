@@ -270,6 +270,52 @@ for step in range(30):
     assert!(place.run("fs cat disk/file").succeeds().stdout == [65 + 29; 20 << 20]);
 }
 
+/// Space is allocated in advance that only a file had which is deleted, long before the next commit.
+#[test]
+fn space_of_deleted_files_can_be_allocated_at_once() {
+    if !can_mount() {
+        return;
+    }
+    let place = new(200 * MIB);
+    let serving = Serving::new(&place, "-o rw,commit=300 disk point");
+    for _ in 0..5 {
+        let path = place.path("point/file");
+        run("fallocate", ["-l", "100M", path.to_str().unwrap()]).unwrap();
+        assert!(fs::metadata(&path).unwrap().blocks() >= (100 << 20) / 512);
+        fs::remove_file(&path).unwrap();
+    }
+    assert!(run("fallocate", ["-l", "300M", place.path("point/other").to_str().unwrap()]).is_err());
+    assert_eq!(serving.unmount(), 0);
+    is_clean(&place);
+}
+
+#[test]
+fn the_space_of_an_open_file_is_shown() {
+    if !can_mount() {
+        return;
+    }
+    let place = new(200 * MIB);
+    let serving = Serving::new(&place, "-o rw disk point");
+    let mut file = File::create(place.path("point/file")).unwrap();
+    let is_shown = |file: &File, bytes: u64| {
+        let shown = || file.metadata().unwrap().blocks() * 512 == bytes;
+        (0..40).any(|_| {
+            shown() || {
+                thread::sleep(Duration::from_millis(100));
+                false
+            }
+        })
+    };
+    for step in 1..4 {
+        file.write_all(&vec![step as u8; 300 << 10]).unwrap();
+        file.sync_all().unwrap();
+        assert!(is_shown(&file, (300 << 10) * step), "{step}");
+    }
+    drop(file);
+    assert_eq!(serving.unmount(), 0);
+    is_clean(&place);
+}
+
 #[test]
 fn an_open_file_without_a_name_keeps_its_data() {
     if !can_mount() {

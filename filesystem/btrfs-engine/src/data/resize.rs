@@ -309,6 +309,10 @@ impl Engine {
                 })
                 .await?;
             missing += holes;
+            // What was freed since the last commit is free after the next one.
+            if missing > self.data_space().free_bytes {
+                self.sync().await?;
+            }
             if missing > self.data_space().free_bytes {
                 return Err(EngineError::Change(SpaceError::Full(Use::Data).into()));
             }

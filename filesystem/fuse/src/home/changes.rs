@@ -104,7 +104,9 @@ async fn answer_content<F: WriteFs>(served: &Writable<'_, F>, request: ChangeReq
     match request {
         ChangeRequest::Write { write, reply } => answer_write(served, write, reply).await,
         ChangeRequest::Sync { ino, data_only, reply } => {
-            answer_empty(fs.sync(ino, data_only).await, ("sync", ino), reply);
+            let synced = fs.sync(ino, data_only).await;
+            served.notifier.synced(ino);
+            answer_empty(synced, ("sync", ino), reply);
         }
         ChangeRequest::SyncDirectory { ino, reply } => {
             answer_empty(fs.sync_directory(ino).await, ("sync directory", ino), reply);
@@ -218,7 +220,7 @@ fn answer_empty(done: Result<(), FsError>, (operation, ino): (&str, u64), reply:
 }
 
 async fn answer_write<F: WriteFs>(served: &Writable<'_, F>, write: Write, reply: ReplyWrite) {
-    let (ino, written) = (write.ino, write.data.len() as u32);
+    let (ino, written, was_cached) = (write.ino, write.data.len() as u32, write.keeps_times);
     let is_killing = write.kills_set_id && served.has_set_id(ino).await;
     let begun = served.notifier.begin_write();
     match served.fs.write(write).await {
@@ -226,6 +228,9 @@ async fn answer_write<F: WriteFs>(served: &Writable<'_, F>, write: Write, reply:
             begun.succeed();
             if is_killing {
                 served.notifier.attributes(ino);
+            }
+            if was_cached {
+                served.notifier.grown(ino);
             }
             reply.written(written);
         }
