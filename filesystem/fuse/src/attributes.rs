@@ -14,8 +14,11 @@ use crate::interface::{Attributes, Kind, Time};
 const NANOSECONDS: u32 = 1_000_000_000;
 /// The kernel keeps a directory's entries until the directory changes, also from one opening to the next.
 pub const DIRECTORY_FLAGS: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_CACHE_DIR);
-/// A file whose content the kernel keeps in its page cache, also from one opening to the next.
-pub const CACHED_FLAGS: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_NOFLUSH);
+/// A file whose content the kernel keeps in its page cache, also from one opening to the next. When it is closed, its
+/// changed pages are written and awaited. Some kernels wait for them at no other time but fsync.
+pub const CACHED_FLAGS: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE;
+/// A file that cannot be changed, so that nothing is to be done when it is closed.
+pub const READ_ONLY_FLAGS: FopenFlags = CACHED_FLAGS.union(FopenFlags::FOPEN_NOFLUSH);
 /// A file of which the kernel caches nothing. Writes to it may come at the same time, which a filesystem can take.
 pub const DIRECT_FLAGS: FopenFlags =
     CACHED_FLAGS.union(FopenFlags::FOPEN_DIRECT_IO).union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);

@@ -9,7 +9,7 @@ use fuser::{
     Errno, FileAttr, FileHandle, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyXattr,
 };
 
-use crate::attributes::{CACHED_FLAGS, DIRECTORY_FLAGS, check_ino, entry, file_attr, file_type, no_entry, unknown};
+use crate::attributes::{DIRECTORY_FLAGS, READ_ONLY_FLAGS, check_ino, entry, file_attr, file_type, no_entry, unknown};
 use crate::call::{Forget, FsRequest};
 use crate::error::FsError;
 use crate::interface::{DirectoryEntry, Kind, MAX_COOKIE, MAX_NAME_BYTES, MAX_XATTR_BYTES, ReadFs, Seek, Statistics};
@@ -102,7 +102,7 @@ async fn answer_plain<F: ReadFs>(fs: &F, request: FsRequest) {
             Err(error) => reply.error(error.report("attributes", ino)),
         },
         FsRequest::Open { ino, reply, .. } => match fs.open(ino).await {
-            Ok(handle) => reply.opened(FileHandle(handle), CACHED_FLAGS),
+            Ok(handle) => reply.opened(FileHandle(handle), READ_ONLY_FLAGS),
             Err(error) => reply.error(error.report_change("open", ino)),
         },
         FsRequest::Release { ino, handle, reply, .. } => {

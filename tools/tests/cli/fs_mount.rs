@@ -495,7 +495,40 @@ fn pages_on_their_way_are_waited_for() {
     is_clean(&place);
 }
 
-/// With an option, zeroes of fallocate(2) are written ones, where the file can have them.
+/// A snapshot has what was stored through mmap before, also what is on its way from the kernel.
+#[test]
+fn a_snapshot_has_pages_on_their_way() {
+    if !can_mount() {
+        return;
+    }
+    if !has("python3") {
+        return skipped("ioctl needs python3");
+    }
+    for options in ["rw", "rw,writethrough"] {
+        let place = new(300 * MIB);
+        let serving = Serving::new(&place, &format!("-o {options} fault:[delay=2ms],raw:disk point"));
+        let script = "\
+import fcntl, mmap, os, struct, sys
+os.chdir(sys.argv[1])
+root = os.open('.', os.O_RDONLY)
+number = os.fstat(root).st_ino
+file = os.open('file', os.O_RDWR | os.O_CREAT)
+os.ftruncate(file, 1 << 18)
+pages = mmap.mmap(file, 1 << 18)
+for step in range(20):
+    pages[:] = bytes([65 + step]) * (1 << 18)
+    if step % 2:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    fcntl.ioctl(root, 0xc118b704, bytearray(struct.pack('=Q256sQQ', 0, b'snapshot', number, 0)))
+    assert open('snapshot/file', 'rb').read() == bytes([65 + step]) * (1 << 18), step
+    fcntl.ioctl(root, 0x4108b703, struct.pack('=Q256s', 0, b'snapshot'))
+";
+        run("python3", ["-c".as_ref(), script.as_ref(), place.path("point").as_os_str()]).unwrap();
+        assert_eq!(serving.unmount(), 0);
+        is_clean(&place);
+    }
+}
+
 /// Where the mount is no longer where it was made, everything works, and a signal still ends it.
 #[test]
 fn a_mount_at_another_place_works_and_ends() {
