@@ -171,7 +171,7 @@ impl StackError {
         let Some(target) = &self.target else { return format!("cannot {action}: {why}") };
         let takes_target = match action.rsplit_once(' ') {
             None => true,
-            Some((_, last)) => matches!(last, "on" | "to" | "for" | "from" | "with" | "at"),
+            Some((_, last)) => matches!(last, "on" | "of" | "to" | "for" | "from" | "with" | "at"),
         };
         format!("cannot {action}{} '{target}': {why}", if takes_target { "" } else { " of" })
     }

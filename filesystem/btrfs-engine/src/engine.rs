@@ -504,9 +504,7 @@ impl Engine {
             judged.map_err(|error| self.stop(format!("a node cannot be written: {error}")))?;
         }
         drop(writes);
-        if let Some((devid, fault)) = storage.devices.flush(&self.sound(&devices)).await.into_iter().next() {
-            return Err(self.stop(format!("what was written to device {devid} may not be durable: {fault}")));
-        }
+        self.flush_devices(&devices, Some(storage)).await?;
         let (sound, left_behind) = (self.sound(&devices), self.failed.borrow().len());
         let items: Vec<DevItem> = devices.into_iter().filter(|item| sound.contains(&item.devid.get())).collect();
         // All of the transaction is durable on these.
@@ -554,18 +552,29 @@ impl Engine {
         self.failed.borrow().len() != self.left_behind.get()
     }
 
-    /// Flushes all devices that are not left behind.
+    /// Flushes all devices that are not left behind, as far as others do not have all that they have.
     ///
     /// # Errors
-    /// If one cannot be flushed. Nothing is written any more then.
+    /// If one cannot be flushed that has something alone. Nothing is written any more then.
     pub(crate) async fn flush(&self) -> Result<(), EngineError> {
         let devices: Vec<DevItem> = self.transaction.borrow().chunks.devices().copied().collect();
-        match self.devices.flush(&self.sound(&devices)).await.into_iter().next() {
-            None => Ok(()),
-            Some((devid, fault)) => {
-                Err(self.stop(format!("what was written to device {devid} may not be durable: {fault}")))
-            }
+        self.flush_devices(&devices, None).await
+    }
+
+    /// Flushes those of these devices that are not left behind, for a commit with the chunks that it has. A device that
+    /// cannot be flushed may lack any write since its last flush. It is left behind if other devices have all chunks, also
+    /// those of the open transaction, to which data may have been written already.
+    async fn flush_devices(&self, devices: &[DevItem], committed: Option<&Storage>) -> Result<(), EngineError> {
+        let failed = self.devices.flush(&self.sound(devices)).await;
+        let Some((devid, fault)) = failed.first() else { return Ok(()) };
+        let is_lost = |id: u64| self.has_failed(id) || failed.iter().any(|(failed, _)| *failed == id);
+        let survives = self.storage().map.survives_without(is_lost)
+            && committed.is_none_or(|storage| storage.map.survives_without(is_lost));
+        if !survives {
+            return Err(self.stop(format!("what was written to device {devid} may not be durable: {fault}")));
         }
+        failed.iter().for_each(|(devid, fault)| self.device_failed(*devid, fault));
+        Ok(())
     }
 
     pub(crate) fn device_failed(&self, devid: u64, fault: &CopyFault) {

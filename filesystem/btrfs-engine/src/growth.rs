@@ -44,7 +44,7 @@ impl Transaction {
         self.apply_chunk(&change, &group, &free_space)
     }
 
-    /// Removes a chunk of data that nothing uses, if there is one. Returns false if there is none.
+    /// Removes a chunk that nothing uses and that is not needed, if there is one. Returns false if there is none.
     ///
     /// # Errors
     /// If a node is not in memory, or there is no space for the copies of nodes.

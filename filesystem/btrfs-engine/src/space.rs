@@ -190,18 +190,24 @@ impl Space {
         self.groups.values().rev().map(|group| group.flags).find(|flags| is_for(*flags, what))
     }
 
-    /// A group of data of which nothing is used or pinned, and that is not the last one of its kind: where it begins, its
-    /// bytes and flags. Only groups whose free space was read are looked at.
+    /// A group of which nothing is used or pinned, and that is not needed: where it begins, its bytes and flags. Only
+    /// groups whose free space was read are looked at. New chunks stay of the same profile without it.
     pub fn empty_group(&self) -> Option<(u64, u64, BlockGroupFlags)> {
         let is_empty = |group: &Group| {
             let lost: u64 = group.superblocks.iter().map(|(_, bytes)| bytes).sum();
             group.used == 0 && group.free.as_ref().is_some_and(|free| free.runs.free_bytes() == group.bytes - lost)
         };
-        let is_data = |group: &&Group| group.flags.intersection(BlockGroupFlags::TYPES) == BlockGroupFlags::DATA;
-        if self.groups.values().filter(is_data).count() < 2 {
-            return None;
-        }
-        let found = self.groups.iter().rev().find(|(_, group)| is_data(group) && is_empty(group));
+        let is_unneeded = |start: u64, group: &Group| {
+            let what = match group.flags.intersection(BlockGroupFlags::TYPES) {
+                BlockGroupFlags::DATA => Use::Data,
+                BlockGroupFlags::METADATA => Use::Metadata,
+                _ => return false,
+            };
+            let others = || self.groups_of(what).filter(|(other, _)| *other != start).map(|(_, other)| other);
+            let keeps_profile = others().last().is_some_and(|last| Some(last.flags) == self.flags_for(what));
+            keeps_profile && (what == Use::Data || leave_room(others(), group.bytes))
+        };
+        let found = self.groups.iter().rev().find(|(start, group)| is_empty(group) && is_unneeded(**start, group));
         found.map(|(start, group)| (*start, group.bytes, group.flags))
     }
 
@@ -472,6 +478,16 @@ impl Space {
 pub fn keys_of(start: u64, bytes: u64) -> RangeInclusive<Key> {
     let last = start + (bytes - 1);
     Key::new(start, ItemType::FREE_SPACE_INFO, 0)..=Key::new(last, ItemType::FREE_SPACE_BITMAP, u64::MAX)
+}
+
+/// True if groups of metadata can do without another one of this size: at least half of that, and as much as they have in
+/// use, is free in them. So a group is not made and removed again with each few changes.
+fn leave_room<'g>(groups: impl Iterator<Item = &'g Group>, bytes: u64) -> bool {
+    let (mut used, mut free) = (0_u64, 0_u64);
+    for group in groups {
+        (used, free) = (used.saturating_add(group.used), free.saturating_add(group.free_bytes()));
+    }
+    free >= used.saturating_add(bytes / 2)
 }
 
 fn is_for(flags: BlockGroupFlags, what: Use) -> bool {

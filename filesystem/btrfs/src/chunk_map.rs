@@ -185,6 +185,22 @@ impl ChunkMap {
         self.chunks.get(&logical).map(|chunk| chunk.profile)
     }
 
+    /// True if each piece of each chunk has a copy on a device that is not lost.
+    pub fn survives_without(&self, is_lost: impl Fn(u64) -> bool) -> bool {
+        let survives = |chunk: &Mapped| {
+            let copies = match chunk.profile {
+                Profile::Single | Profile::Dup | Profile::Raid1 | Profile::Raid1C3 | Profile::Raid1C4 => {
+                    chunk.stripes.len()
+                }
+                Profile::Raid10 => 2,
+                // Parity is not counted on here, as it is not written.
+                Profile::Raid0 | Profile::Raid5 | Profile::Raid6 => 1,
+            };
+            chunk.stripes.chunks(copies.max(1)).all(|copies| copies.iter().any(|place| !is_lost(place.devid)))
+        };
+        self.chunks.values().all(survives)
+    }
+
     /// Chunks.
     pub fn len(&self) -> usize {
         self.chunks.len()

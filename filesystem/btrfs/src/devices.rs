@@ -9,6 +9,8 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealblock_block::{Device as _, DynDevice, RequestKind};
 use sealblock_btrfs_format::commit_record::CommitRecord;
@@ -73,6 +75,8 @@ pub struct DeviceSet {
     geometry: Geometry,
     bad_superblocks: Vec<BadCopy>,
     transferred_bytes: Cell<u64>,
+    /// Requests that devices have executed. Another thread may look at it.
+    executed: Arc<AtomicU64>,
 }
 
 /// Reads the superblocks of targets.
@@ -133,7 +137,8 @@ impl DeviceSet {
                 |record: &CommitRecord| record.missed_only_superblocks(device.item.uuid, device.generation);
             device.is_stale = device.generation < geometry.generation && !record.as_ref().is_some_and(is_current);
         }
-        Ok(DeviceSet { devices, superblock, geometry, bad_superblocks, transferred_bytes: Cell::new(0) })
+        let (transferred_bytes, executed) = Default::default();
+        Ok(DeviceSet { devices, superblock, geometry, bad_superblocks, transferred_bytes, executed })
     }
 
     /// Targets with their superblocks, as devices from which nodes are read to find out whether `copy`, the superblock
@@ -149,8 +154,9 @@ impl DeviceSet {
             let device = Device { name, device, item, generation, is_stale: false, is_behind: Cell::default() };
             devices.entry(item.devid.get()).or_insert(device);
         }
-        let (superblock, geometry) = (copy.superblock.clone(), copy.geometry);
-        DeviceSet { devices, superblock, geometry, bad_superblocks: Vec::new(), transferred_bytes: Cell::new(0) }
+        let (superblock, geometry, bad_superblocks) = (copy.superblock.clone(), copy.geometry, Vec::new());
+        let (transferred_bytes, executed) = Default::default();
+        DeviceSet { devices, superblock, geometry, bad_superblocks, transferred_bytes, executed }
     }
 
     /// The newest superblock.
@@ -210,7 +216,19 @@ impl DeviceSet {
         let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
         let data = read_bytes(&device.device, place.offset, bytes).await?;
         self.add_transferred(data.len() as u64);
+        self.count_executed();
         Ok(data)
+    }
+
+    /// The number of requests that devices have executed, which grows as long as work goes on.
+    pub fn executed(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.executed)
+    }
+
+    /// A device has executed a request.
+    pub(crate) fn count_executed(&self) {
+        // Only this core counts.
+        self.executed.store(self.executed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
     /// Bytes of data transferred from the devices to this host since the set was opened, not counting superblocks.

@@ -137,8 +137,9 @@ impl Storage {
     async fn discard_on(&self, devid: u64, places: Vec<(u64, u64)>) {
         let Some(device) = self.devices.get(devid) else { return };
         let extents = places.iter().filter_map(|(offset, bytes)| extent_of(&device.device, *offset, *bytes));
-        if let Err(error) = device.device.execute(Request::discard(extents)).await {
-            tracing::debug!(devid, %error, "a device does not discard");
+        match device.device.execute(Request::discard(extents)).await {
+            Ok(_) => self.devices.count_executed(),
+            Err(error) => tracing::debug!(devid, %error, "a device does not discard"),
         }
     }
 }
@@ -163,7 +164,9 @@ impl DeviceSet {
     pub async fn write(&self, place: Place, data: Slice, durability: Durability) -> Result<(), CopyFault> {
         debug_assert!(data.len() as u64 <= MAX_READ_BYTES);
         let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
-        write_bytes(&device.device, place.offset, data, durability).await
+        write_bytes(&device.device, place.offset, data, durability).await?;
+        self.count_executed();
+        Ok(())
     }
 
     /// Makes bytes of a device zeroes, which may deallocate their blocks.
@@ -174,7 +177,9 @@ impl DeviceSet {
         let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
         let extent = extent_of(&device.device, place.offset, bytes).ok_or(CopyFault::NoBlock)?;
         let request = Request::write_zeroes(extent, true, Durability::Volatile);
-        device.device.execute(request).await.map(drop).map_err(CopyFault::Unreadable)
+        device.device.execute(request).await.map_err(CopyFault::Unreadable)?;
+        self.count_executed();
+        Ok(())
     }
 
     /// Makes all completed writes of these devices durable. Returns those whose Flush failed, with the reason.
@@ -185,7 +190,11 @@ impl DeviceSet {
                 Ok(device) => device.device.execute(Request::flush()).await.map_err(CopyFault::Unreadable),
                 Err(fault) => Err(fault),
             };
-            flushed.err().map(|fault| (devid, fault))
+            match flushed {
+                Ok(_) => self.count_executed(),
+                Err(fault) => return Some((devid, fault)),
+            }
+            None
         };
         join_all(devids.iter().map(|devid| flush(*devid))).await.into_iter().flatten().collect()
     }

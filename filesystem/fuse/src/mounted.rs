@@ -135,23 +135,23 @@ impl Mounted {
         is_over
     }
 
-    /// Ends a mount that can be changed: the kernel writes what it has, by `write_back`, and it is unmounted. Waits for
-    /// answers of the session, so it must run on another thread than these; as long as more writes succeed within the limit,
-    /// and some seconds for the end. `refuse` is that of [`Mounted::end`].
+    /// Ends a mount that can be changed: the kernel writes what it has, by `write_back`, the filesystem makes it durable,
+    /// and it is unmounted. Waits for answers of the session, so it must run on another thread than these; as long as there
+    /// is progress within the limit, and some seconds for the end. `refuse` is that of [`Mounted::end`].
     pub fn stop(
         self: &Arc<Self>,
         write_back: impl FnOnce() -> io::Result<()> + Send + 'static,
-        (limit, writes): (Duration, impl Fn() -> u64),
+        (limit, progress): (Duration, impl Fn() -> u64),
         refuse: impl FnOnce(),
     ) -> Stopped {
         let (done, written) = mpsc::channel();
         let mounted = Arc::clone(self);
         let write = move || drop(done.send(mounted.write_back_and_unmount(write_back)));
         let spawned = thread::Builder::new().name("fuse-sync".to_owned()).spawn(write);
-        let mut seen = writes();
+        let mut seen = progress();
         let mut wait = || loop {
             match written.recv_timeout(limit) {
-                Err(RecvTimeoutError::Timeout) if writes() != seen => seen = writes(),
+                Err(RecvTimeoutError::Timeout) if progress() != seen => seen = progress(),
                 result => return result,
             }
         };
@@ -166,6 +166,10 @@ impl Mounted {
     /// Unmounts only if no file is open.
     fn write_back_and_unmount(&self, write_back: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         write_back()?;
+        // The end may take some seconds, and a second signal ends the process at once.
+        if let Err(error) = self.sync_root() {
+            tracing::debug!(?error, "it is made durable at the end only");
+        }
         // Unmounting without force writes what was changed meanwhile, and fails if anything is open.
         let is_helped = self.helper.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         if !is_helped && self.is_uppermost() {
@@ -196,6 +200,11 @@ impl Mounted {
     /// As [`Mounted::write_back`], for these files alone.
     pub fn write_back_of(&self, files: Vec<u64>) -> Result<(), WriteBackError> {
         self.apart(move |root, tell| tell(files.iter().try_for_each(|file| write_pages_of_file(&root, *file))))
+    }
+
+    /// Lets the filesystem make all that it has durable.
+    fn sync_root(&self) -> Result<(), WriteBackError> {
+        self.apart(|root, tell| tell(rustix::fs::fsync(&root).map_err(|error| WriteBackError::Failed(error.into()))))
     }
 
     /// Unmounts, unless a file is open. What was changed is written first.

@@ -14,6 +14,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -70,9 +71,11 @@ pub struct WriteOptions {
     pub allow_set_id: bool,
     /// Device nodes can be opened. Only for root.
     pub allow_devices: bool,
-    /// How long a stop waits for the next write while what programs wrote reaches the filesystem, and then for requests
-    /// in flight.
+    /// How long a stop waits for the next write while what programs wrote reaches the filesystem and becomes durable, and
+    /// then for requests in flight.
     pub patience: Duration,
+    /// What the filesystem did for that so far: as long as it grows, there is progress between two writes.
+    pub progress: Arc<AtomicU64>,
 }
 
 /// Why serving ended.
@@ -297,14 +300,15 @@ impl Session {
     /// Begins to unmount. What comes of it arrives in the mailbox.
     fn begin_to_stop(&self, stopped: &Arc<Mailbox<Stopped>>) {
         let (mounted, permits, into) = (Arc::clone(&self.mounted), Arc::clone(&self.permits), Arc::clone(stopped));
-        let (notifier, patience) = (self.notifier.clone(), self.write.as_ref().map(|write| write.patience));
+        let notifier = self.notifier.clone();
+        let patience = self.write.as_ref().map(|write| (write.patience, Arc::clone(&write.progress)));
         let end = move || {
             let refuse = || permits.close();
             let end = match patience {
-                Some(patience) => {
+                Some((patience, progress)) => {
                     let writes = notifier.clone();
-                    let progress = (patience, || writes.succeeded_writes());
-                    mounted.stop(move || notifier.write_back_here(), progress, refuse)
+                    let done = || writes.succeeded_writes().wrapping_add(progress.load(Ordering::Relaxed));
+                    mounted.stop(move || notifier.write_back_here(), (patience, done), refuse)
                 }
                 None => Stopped { lasts: !mounted.end(refuse), ..Stopped::default() },
             };
@@ -380,7 +384,8 @@ impl Default for Options {
 impl Default for WriteOptions {
     fn default() -> WriteOptions {
         let patience = Duration::from_secs(30);
-        WriteOptions { writeback_cache: true, allow_set_id: false, allow_devices: false, patience }
+        let progress = Arc::default();
+        WriteOptions { writeback_cache: true, allow_set_id: false, allow_devices: false, patience, progress }
     }
 }
 

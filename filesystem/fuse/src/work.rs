@@ -7,6 +7,7 @@ use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -17,6 +18,8 @@ use crate::home::Served;
 
 /// How many inodes the filesystem is told to forget at the same time.
 const FORGETTING: usize = 16;
+/// How long requests are waited for after those before them took too long.
+const BRIEFLY: Duration = Duration::from_secs(1);
 
 /// What a task may leave behind.
 type Outcome = Result<(), Box<dyn Any + Send>>;
@@ -99,6 +102,8 @@ impl<'a, S: Served> Work<'a, S> {
     /// false if requests were not finished in time.
     pub async fn finish(mut self, forgets: &Mailbox<Forget>) -> bool {
         let Some(patience) = self.served.patience() else { return true };
+        // What has just taken too long is not waited for again.
+        let patience = if self.gave_up { patience.min(BRIEFLY) } else { patience };
         let answers = std::mem::take(&mut self.answers);
         let is_finished = timeout(patience, answers.for_each(|_| std::future::ready(()))).await.is_ok();
         for forget in forgets.close() {

@@ -90,6 +90,17 @@ fn directories_are_made() {
     ] {
         place.run(command).fails(status, &[words]);
     }
+    place.run("fs mkdir -p disk/b/../f/g/../h/. disk/a/b/").succeeds();
+    place.run("fs mkdir -p disk/b/k/l disk/b/k/l/").succeeds();
+    assert_eq!(paths(&place, "disk"), ["a", "a/b", "b", "b/k", "b/k/l", "c", "c/d", "c/d/e", "f", "f/g", "f/h"]);
+    place.run("fs ln -s nowhere disk/c/link").succeeds();
+    place.run("fs mkdir -p disk/c/link/x").fails(3, &["cannot create 'disk/c/link': it exists already"]);
+    place.run("fs mkdir -p disk/c/../../a/b").succeeds();
+    place.run("fs rm disk/c/link").succeeds();
+    let deep = "d/".repeat(1000);
+    place.run(&format!("fs mkdir -p disk/deep/{deep}")).succeeds();
+    place.run(&format!("fs mkdir -p disk/deep/{deep}e")).succeeds();
+    place.run("fs rm -r disk/deep").succeeds();
     let long = "n".repeat(256);
     place.run(&format!("fs mkdir disk/{long}")).fails(2, &["a name of 256 bytes"]);
     // What came before a failure stays.
@@ -119,6 +130,13 @@ fn names_move_and_files_get_others() {
     let report = place.run("fs mv disk/one disk/two --json").succeeds().json();
     assert_eq!(report["replaced"], true);
     assert_eq!(stat(&place, "disk/two")["link"], "y");
+    // A link that leads nowhere is a name like others.
+    for target in ["loop", "none", &"n".repeat(300)] {
+        place.run(&format!("fs ln -s {target} disk/loop")).succeeds();
+        place.run("fs mv -n disk/two disk/loop").fails(3, &["'disk/loop': it exists already"]);
+        assert_eq!(place.run("fs mv disk/two disk/loop --json").succeeds().json()["replaced"], true);
+        place.run("fs mv disk/loop disk/two").succeeds();
+    }
     for (command, status, words) in [
         ("fs mv disk/none disk/x", 3, "it does not exist"),
         ("fs mv disk/c disk/c/d/e", 2, "below itself"),
@@ -293,7 +311,9 @@ fn subvolumes_are_made_shared_moved_and_deleted() {
     place.run("fs mv disk:again disk:dir").succeeds();
     place.run("fs mv disk:home/alice disk:dir").fails(3, &["different subvolumes", "fs put"]);
     place.run("fs ln disk:home/alice disk:x").fails(3, &["another subvolume", "-s"]);
-    place.run("fs snapshot disk:dir disk:x").fails(3, &["not a subvolume"]);
+    place
+        .run("fs snapshot disk:dir disk:x")
+        .fails(3, &["cannot make a snapshot of 'disk:/dir': it is not a subvolume"]);
     place.run("fs snapshot disk:256 disk:dir").fails(2, &["no name of its own"]);
     is_clean(&place);
 

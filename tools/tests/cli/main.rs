@@ -17,6 +17,7 @@ mod fs_change;
 mod fs_check;
 mod fs_format;
 mod fs_mount;
+mod fs_mount_end;
 mod fs_put;
 mod fs_roots;
 mod fs_verify;

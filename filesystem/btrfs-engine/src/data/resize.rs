@@ -170,7 +170,9 @@ impl Engine {
     async fn punch_locked(&self, lock: &Rc<FileLock>, offset: u64, bytes: u64) -> Result<(), EngineError> {
         let id = lock.file();
         let info = self.change(|transaction| transaction.file_to_change(id, false)).await?;
-        let range = self.change(|_| info.range(offset, bytes)).await?;
+        // Behind the longest file, nothing is there to be punched.
+        let most = info.file.max_bytes().checked_sub(offset).unwrap_or(bytes);
+        let range = self.change(|_| info.range(offset, bytes.min(most))).await?;
         if range.is_empty() {
             return Err(refused(id, &range, "a range of no bytes"));
         }

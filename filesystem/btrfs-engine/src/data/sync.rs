@@ -54,17 +54,22 @@ impl Engine {
         let id = FileId { root, ino };
         let generation = self.complete_writes(root, ino).await?;
         let info = self.change(|transaction: &mut Transaction| transaction.file_info(id)).await?;
-        // A device that missed some of the data is behind the others only when another transaction is durable.
-        if !self.is_durable_but_for_data(id, &info) || self.has_new_failure() {
+        if !self.is_durable_but_for_data(id, &info) {
             return self.commit_through(generation).await.map(drop);
         }
-        let Some(state) = self.data().files.get(id) else { return Ok(()) };
-        if state.written_in() > self.durable_generation() {
+        let state = self.data().files.get(id);
+        if let Some(state) = state.filter(|state| state.written_in() > self.durable_generation()) {
             let writes = state.writes_in_place();
             self.flush().await?;
-            state.flushed(writes);
+            if !self.has_new_failure() {
+                state.flushed(writes);
+            }
         }
-        Ok(())
+        // A device that missed some of the data is behind the others only when another transaction is durable.
+        match self.has_new_failure() {
+            true => self.commit().await.map(drop),
+            false => Ok(()),
+        }
     }
 
     /// True if the last durable commit has all of a file but its data: its inode, its size and its extents.

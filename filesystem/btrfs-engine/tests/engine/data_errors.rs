@@ -130,10 +130,10 @@ fn every_request_fails((devices, options): (usize, &[&str]), failing: Failing, s
                 let what = format!("{options:?} {failing:?} {kind:?} {nth} {repeat:?} {stores:?}");
                 let outcome = run(&images, seed, faults, &what);
                 judge(&outcome, &mut counts, &what);
-                // Another device has all, unless it is not known what is durable.
-                let is_harmless = kind == RequestKind::Discard
-                    || devices > 1 && failing == Failing::Last && kind != RequestKind::Flush;
+                // Another device has all.
+                let is_harmless = kind == RequestKind::Discard || devices > 1 && failing == Failing::Last;
                 assert!(!is_harmless || outcome.errors == 0, "{what}: an error");
+                assert!(!is_harmless || !outcome.has_stopped, "{what}: it stopped");
             }
         }
         let Counts { faults, errors, stopped, states } = counts;

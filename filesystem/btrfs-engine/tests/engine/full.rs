@@ -282,6 +282,34 @@ fn fill_and_empty((devices, mebibytes, options): (usize, u64, &[&str]), fillings
     println!("{options:?}, filled and emptied twice with{report}");
 }
 
+/// Many small files take chunks of metadata, which data can have when the files are gone.
+#[test]
+fn space_of_small_files_can_be_used_for_data() {
+    let Some(disks) = Disks::make(1, 400, &["-m", "dup"]) else { return };
+    let engine = block_on(Engine::open(&disks.open(), EngineOptions::default())).unwrap();
+    let free = || engine.data_space().free_bytes;
+    let (before, mut full) = (free(), Full::new(&engine, 1));
+    for _ in 0..20_000 {
+        let ino = full.create(InodeFlags::empty()).unwrap();
+        full.write(ino, 0, 2000).unwrap();
+    }
+    block_on(engine.commit()).unwrap();
+    let least = free();
+    assert!(least < before - (64 << 20), "{least} bytes are left of {before}");
+    full.empty(Filling::Metadata);
+    // Nodes go to the first chunks when they change.
+    for _ in 0..8 {
+        let ino = full.create(InodeFlags::empty()).unwrap();
+        full.write(ino, 0, 100_000).unwrap();
+        block_on(engine.commit()).unwrap();
+        full.empty(Filling::Data);
+    }
+    assert!(free() >= before - before / 10, "{} bytes are free, {before} were before, and {least} meanwhile", free());
+    disks.assert_consistent();
+    drop(engine);
+    disks.assert_checked_by_program();
+}
+
 #[test]
 fn what_is_full_can_be_emptied() {
     let all = [

@@ -52,6 +52,29 @@ fn places_are_those_that_the_kernel_chose() {
 }
 
 #[test]
+fn what_is_left_without_devices_follows_from_the_profile() {
+    let survives =
+        |profile, stripes, lost: &[u64]| map(profile, stripes, 1 << 20).survives_without(|id| lost.contains(&id));
+    for (profile, stripes, lost, expected) in [
+        (Profile::Single, 1, &[1][..], false),
+        (Profile::Single, 1, &[2], true),
+        (Profile::Raid1, 2, &[2], true),
+        (Profile::Raid1, 2, &[1, 2], false),
+        (Profile::Raid1C3, 3, &[1, 3], true),
+        (Profile::Raid0, 2, &[2], false),
+        (Profile::Raid10, 4, &[1, 4], true),
+        (Profile::Raid10, 4, &[3, 4], false),
+        (Profile::Raid6, 4, &[1], false),
+        (Profile::Raid6, 4, &[], true),
+    ] {
+        assert_eq!(survives(profile, stripes, lost), expected, "{profile:?} without {lost:?}");
+    }
+    let mut two = map(Profile::Raid1, 2, 1 << 20);
+    add(&mut two, 2 * LOGICAL, Profile::Single, 1, 1 << 20).unwrap();
+    assert!(two.survives_without(|id| id == 2) && !two.survives_without(|id| id == 1), "one chunk is on it alone");
+}
+
+#[test]
 fn parity_turns_with_the_rows() {
     let map = map(Profile::Raid6, 4, 8 << 20);
     for row in 0..5_u64 {

@@ -83,10 +83,7 @@ pub fn mkdir(arguments: &FsMkdir) -> Result<Exit, StackError> {
         let mut made = Changed::default();
         for name in &arguments.names {
             if arguments.parents {
-                for above in prefixes(name) {
-                    make_missing(writer, &above, &on_the_way, &mut made).await?;
-                }
-                make_missing(writer, name, &owner, &mut made).await?;
+                make_path(writer, name, [&on_the_way, &owner], &mut made).await?;
             } else {
                 make(writer, &writer.entry(name).await?, &owner, &mut made).await?;
             }
@@ -95,24 +92,58 @@ pub fn mkdir(arguments: &FsMkdir) -> Result<Exit, StackError> {
     })
 }
 
-async fn make_missing(
+/// Makes a directory and those on the way to it, as far as they are missing. Paths may have thousands of parts, so no more
+/// than a few of their beginnings are followed from the top.
+async fn make_path(
     writer: &Writer,
     name: &FilesystemName,
-    owner: &Ownership,
+    [on_the_way, owner]: [&Ownership; 2],
     made: &mut Changed,
 ) -> Result<(), StackError> {
-    match writer.find(name, true).await? {
-        Some(node) if node.kind == FileType::Directory => Ok(()),
-        Some(_) => Err(StackError::new(Cause::Unsuitable, "create", "it exists, and is not a directory").on(name)),
-        None => make(writer, &writer.entry(name).await?, owner, made).await,
+    let mut all = prefixes(name);
+    if name.path.ends_with(b"/") {
+        all.pop();
     }
+    all.push(name.clone());
+    let (mut there, mut missing) = (0, all.len());
+    while there < missing {
+        let middle = there.midpoint(missing);
+        match writer.find(&all[middle], true).await {
+            Ok(Some(_)) => there = middle + 1,
+            Ok(None) => missing = middle,
+            Err(error) if error.cause() == Cause::Absent => missing = middle,
+            Err(error) => return Err(error),
+        }
+    }
+    if let Some(last) = there.checked_sub(1)
+        && writer.existing(&all[last]).await?.kind != FileType::Directory
+    {
+        return Err(StackError::new(Cause::Unsuitable, "create", "it exists, and is not a directory").on(&all[last]));
+    }
+    let mut above: Option<Node> = None;
+    for (index, name) in all.iter().enumerate().skip(there) {
+        let owner = if index + 1 == all.len() { owner } else { on_the_way };
+        let entry = match (above, own_name(name)) {
+            (Some(directory), Some(own)) => writer.entry_in(directory, own, name.to_string()).await?,
+            // `..` leads to what is there by now.
+            (_, None) if writer.find(name, true).await?.is_some() => {
+                above = None;
+                continue;
+            }
+            _ => writer.entry(name).await?,
+        };
+        let ino = make(writer, &entry, owner, made).await?;
+        above = Some(Node { root: entry.directory.root, ino, kind: FileType::Directory });
+    }
+    Ok(())
 }
 
-async fn make(writer: &Writer, entry: &Entry, owner: &Ownership, made: &mut Changed) -> Result<(), StackError> {
+async fn make(writer: &Writer, entry: &Entry, owner: &Ownership, made: &mut Changed) -> Result<u64, StackError> {
     let root = entry.directory.root;
     let ino = writer.engine.create(root, entry.place(), NewFile::Directory, owner, now()).await;
-    made.add(&entry.shown, root, ino.map_err(entry.failed("create"))?);
-    Ok(())
+    let ino = ino.map_err(entry.failed("create"))?;
+    made.add(&entry.shown, root, ino);
+    Ok(ino)
 }
 
 /// The names of the directories on the path of a name.

@@ -133,9 +133,15 @@ impl Writer {
     /// The entry that a file gets: the one that is named, or, if that leads to a directory, the one with the file's own
     /// name in it.
     pub async fn destination(&self, to: &FilesystemName, own: Option<&[u8]>) -> Result<Entry, StackError> {
-        let directory = match self.find(to, true).await? {
-            Some(node) if node.kind == FileType::Directory => node,
-            _ => return self.entry(to).await,
+        let directory = match self.find(to, true).await {
+            Ok(Some(node)) if node.kind == FileType::Directory => node,
+            Ok(_) => return self.entry(to).await,
+            // A symbolic link that leads nowhere is an entry like others.
+            Err(error) => {
+                let entry = self.entry(to).await.ok();
+                let is_link = |entry: &Entry| entry.found.is_some_and(|found| found.kind == FileType::Symlink);
+                return entry.filter(is_link).ok_or(error);
+            }
         };
         let own = own.ok_or_else(|| {
             let why = "it is a directory, and what would be put into it has no name of its own";
@@ -154,8 +160,8 @@ impl Writer {
                 continue;
             }
             let at = way[way.len() - 1];
-            let found = self.entry_in(at, &part, name.to_string()).await?.found;
-            let Some(found) = found else {
+            let found = self.engine.lookup(at.root, Place { directory: at.ino, name: &part }).await;
+            let Some(found) = found.map_err(|error| engine_error("find", &error).on(name))? else {
                 if rest.is_empty() {
                     return Ok(Way::Missing(part));
                 }

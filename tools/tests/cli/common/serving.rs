@@ -47,9 +47,13 @@ impl Serving {
 
     /// Ends it by a signal. Returns its exit status.
     pub fn end_by(self, signal: &str) -> i32 {
-        let pid = self.child.id().to_string();
-        assert!(system("kill", &[signal, &pid]));
+        self.signal(signal);
         self.wait().code().unwrap_or(-1)
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: &str) {
+        assert!(system("kill", &[signal, &self.child.id().to_string()]));
     }
 
     /// Unmounts, and waits for the process.
