@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use futures_executor::block_on;
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
+use sealblock_btrfs_engine::xattrs::XattrMode;
 use sealblock_recorder::{CrashOptions, CrashStates, Discarded, Image, Options, Recorder};
 
 use crate::crash::crash_options;
@@ -11,7 +12,7 @@ use crate::disks::Disks;
 use crate::files::{Kind, ROOT};
 use crate::history::{Histories, ModelFile};
 use crate::recovered::Examiner;
-use crate::workload::Work;
+use crate::workload::{Work, time};
 use crate::{images_of, open_devices, share};
 
 /// The kernel mounts one of so many states.
@@ -206,6 +207,38 @@ fn chunks_come_and_go() {
             }
         });
         judge(&disks, &recorded, &crash_options(31, share(1000)), "chunks");
+    }
+}
+
+/// Attributes take chunks of metadata, which are removed when they are gone, and whose room data get then.
+#[test]
+fn chunks_of_metadata_come_and_go() {
+    for (devices, options, count) in [(1, &["-m", "dup"][..], 3000), (2, &["-m", "raid1", "-d", "raid0"], 6000)] {
+        let Some(disks) = Disks::make(devices, 256, options) else { return };
+        let recorded = Run::new(33, 0).with(images_of(&disks), new_histories(&disks), |work| {
+            work.create_files().unwrap();
+            let free = |work: &Work<'_>| work.engine.data_space().free_bytes;
+            for round in 0..3 {
+                let before = free(work);
+                let full = work.create(&format!("full{round}"), Kind::Plain).unwrap();
+                let ino = work.histories.files[full].ino;
+                for number in 0..count {
+                    let (name, value) = (format!("user.{number}"), [round as u8; 15_000]);
+                    let set = (name.as_bytes(), &value[..]);
+                    block_on(work.engine.set_xattr(ROOT, ino, set, XattrMode::Create, time())).unwrap();
+                }
+                work.commit().unwrap();
+                let least = free(work);
+                work.unlink_file(&format!("full{round}")).unwrap();
+                for _ in 0..4 {
+                    work.commit().unwrap();
+                    (0..3).for_each(|_| work.step().unwrap());
+                }
+                assert!(least < before && free(work) > least, "{options:?}: no chunk was made and removed");
+            }
+            work.commit().unwrap();
+        });
+        judge(&disks, &recorded, &crash_options(33, share(1000)), "chunks of metadata");
     }
 }
 
