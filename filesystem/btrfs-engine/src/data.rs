@@ -136,7 +136,7 @@ impl Transaction {
         let view = self.view(id.root)?;
         let mut edit = FileEdit::new(info.file, &view);
         if let Some(written) = how.written {
-            written.plan(&mut edit, generation)?;
+            written.plan(&mut edit)?;
         }
         let (result, size) = plan(&mut edit, &info)?;
         if let Some(grown) = (size > info.stored_size()).then(|| info.file.sectors_end(info.stored_size())) {

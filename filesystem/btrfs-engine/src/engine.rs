@@ -28,7 +28,6 @@ use sealblock_btrfs::devices::DeviceSet;
 use sealblock_btrfs::replicas::Storage;
 use sealblock_btrfs::{BadCopy, CopyFault, Filesystem, FsError};
 use sealblock_btrfs_format::checker::{Expected, check_node};
-use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::items::root::RootNode;
 use sealblock_btrfs_format::key::objectid;
@@ -46,6 +45,7 @@ use crate::numbers::Numbers;
 use crate::open;
 use crate::repair::DamagedNodes;
 use crate::space::{SpaceError, Use};
+use crate::tagging::Tagging;
 use crate::transaction::{ChangeError, Transaction};
 
 /// The bytes of neighbouring nodes that are written by one request.
@@ -117,6 +117,8 @@ pub struct Engine {
     changes_before: Cell<u64>,
     /// The superblocks of the devices without failures, by their transactions.
     supers: RefCell<BTreeMap<u64, u64>>,
+    /// What records of commits say of tags.
+    tagging: Tagging,
     stopped: RefCell<Option<Arc<str>>>,
     /// True if a change failed half-way, so that the open transaction contradicts itself.
     is_torn: Cell<bool>,
@@ -144,7 +146,9 @@ impl Engine {
         let chunks = Chunks::new(Rc::clone(&storage.map), &opened.devices, uuid, geometry.sector_bytes);
         let mut transaction = Transaction::new(&superblock, geometry, chunks, uuid, options.cache_bytes);
         opened.add_groups(&mut transaction, &storage);
+        let tagging = Tagging::begin(&superblock, &storage.devices, opened.replacement, generation);
         let engine = Engine {
+            tagging,
             options,
             devices: Rc::clone(&storage.devices),
             transaction: RefCell::new(transaction),
@@ -167,7 +171,8 @@ impl Engine {
             engine.change(|transaction| transaction.open_tree(id)).await?;
         }
         engine.devices.restore_copies().await;
-        engine.commit().await?;
+        let first = engine.commit().await?;
+        engine.tagging.confirm(&engine.devices, first).await;
         Ok(engine)
     }
 
@@ -207,6 +212,11 @@ impl Engine {
     pub(crate) fn storage(&self) -> Storage {
         let map = Rc::clone(self.transaction.borrow().chunks.map());
         Storage { devices: Rc::clone(&self.devices), map }
+    }
+
+    /// True if data without checksums get tags on some device.
+    pub(crate) fn gives_tags(&self) -> bool {
+        self.tagging.is_any()
     }
 
     /// The devices on which a write failed: they lack changes.
@@ -497,7 +507,7 @@ impl Engine {
     async fn write_frozen(&self, frozen: Frozen) -> Result<u64, EngineError> {
         let Frozen { nodes, mut superblock, pinned, removed, storage, devices } = frozen;
         let storage = &storage;
-        let writes = neighbours(&nodes).map(|run| async move { storage.write(run[0].0, &joined(run)).await });
+        let writes = neighbours(&nodes).map(|run| async move { storage.write(run[0].0, &joined(run), None).await });
         let mut writes = stream::iter(writes).buffer_unordered(NODE_WRITES_IN_FLIGHT);
         while let Some(written) = writes.next().await {
             let judged = self.judge_write(storage, written, true);
@@ -509,7 +519,7 @@ impl Engine {
         let items: Vec<DevItem> = devices.into_iter().filter(|item| sound.contains(&item.devid.get())).collect();
         // All of the transaction is durable on these.
         let oldest = self.supers.borrow().values().copied().min().unwrap_or(self.durable.get());
-        CommitRecord::new(oldest, items.iter().map(|item| item.uuid)).write(&mut superblock);
+        self.tagging.record(oldest, &items, superblock.generation.get()).write(&mut superblock);
         let (failed, bad) = storage.devices.write_supers(&superblock, &items).await;
         self.remember_bad(bad);
         failed.iter().for_each(|(devid, fault)| self.device_failed(*devid, fault));

@@ -78,6 +78,7 @@ pub mod reserve;
 mod settle;
 pub mod space;
 pub mod subvolumes;
+mod tagging;
 pub mod transaction;
 pub mod tree;
 pub mod view;

@@ -5,6 +5,7 @@
 use sealblock_block::Device as _;
 use sealblock_btrfs::replicas::Storage;
 use sealblock_btrfs::{Cursor, Filesystem, FsError, RootSource, TreeRoot};
+use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::features::{CompatRo, Incompat};
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, BlockGroupItem};
@@ -22,6 +23,8 @@ pub struct Opened {
     pub devices: Vec<DevItem>,
     /// The trees that are always open.
     pub trees: Vec<u64>,
+    /// What identifies the last replacement of a device; 0 without one.
+    pub replacement: u32,
     groups: Vec<(u64, u64, BlockGroupItem)>,
 }
 
@@ -41,7 +44,7 @@ impl Opened {
 pub async fn check(filesystem: &Filesystem) -> Result<Opened, FsError> {
     check_superblock(filesystem)?;
     check_devices(filesystem)?;
-    check_trees(filesystem).await?;
+    let replacement = check_trees(filesystem).await?;
     let root = filesystem.nodes().load(&filesystem.root_tree().expected()).await?;
     let header = *root.view().header();
     if header.backref_revision() == 0 {
@@ -62,6 +65,7 @@ pub async fn check(filesystem: &Filesystem) -> Result<Opened, FsError> {
         devices: filesystem.known_devices().values().map(|device| device.item).collect(),
         groups: groups(filesystem, tree(filesystem, of_groups).await?).await?,
         trees,
+        replacement,
     })
 }
 
@@ -131,7 +135,8 @@ fn check_devices(filesystem: &Filesystem) -> Result<(), FsError> {
     Ok(())
 }
 
-async fn check_trees(filesystem: &Filesystem) -> Result<(), FsError> {
+/// Returns what identifies the last replacement of a device.
+async fn check_trees(filesystem: &Filesystem) -> Result<u32, FsError> {
     if filesystem.tree(objectid::QUOTA_TREE).await?.is_some() {
         return Err(refused("it has quotas; `btrfs quota disable` removes them"));
     }
@@ -147,13 +152,14 @@ async fn check_trees(filesystem: &Filesystem) -> Result<(), FsError> {
     let devices = tree(filesystem, objectid::DEV_TREE).await?;
     let replace = Key::new(0, ItemType::DEV_REPLACE, 0);
     let mut cursor = filesystem.cursor(devices, replace..=replace);
-    if let Some((key, data)) = cursor.next().await?
-        && let Ok(Item::DevReplace(item)) = Item::decode(key, data)
+    let Some((key, data)) = cursor.next().await? else { return Ok(0) };
+    if let Ok(Item::DevReplace(item)) = Item::decode(key, data)
         && matches!(item.replace_state.get(), REPLACE_STARTED | REPLACE_SUSPENDED)
     {
         return Err(refused("a replacement of a device was interrupted; let Linux end it, or cancel it"));
     }
-    Ok(())
+    let sum = ChecksumType::Crc32c.compute(data);
+    Ok(sum.as_bytes().try_into().map_or(0, u32::from_le_bytes))
 }
 
 /// States of a replacement that has not ended.

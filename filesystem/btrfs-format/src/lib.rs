@@ -70,6 +70,7 @@ pub mod leaf_split;
 pub mod names;
 pub mod node;
 pub mod node_buffer;
+pub mod own_windows;
 pub mod refusal;
 pub mod superblock;
 pub mod superblock_edit;

@@ -21,6 +21,7 @@ use crate::extents::{Content, Part, Stored};
 use crate::filesystem::Filesystem;
 use crate::inode::{FileKind, Inode};
 use crate::replicas::{Check, MAX_READ_BYTES};
+use crate::tags::WrittenIn;
 
 /// The maximum bytes of one [`Filesystem::read`].
 pub const MAX_FILE_READ_BYTES: usize = 16 << 20;
@@ -33,10 +34,11 @@ const ORDERED_IN_FLIGHT: usize = 12;
 
 /// The source of some bytes of a read.
 enum Source {
-    /// A run of stored sectors, of which the first `skip` bytes precede the requested ones.
-    Stored { logical: u64, bytes: u64, skip: usize },
+    /// A run of stored sectors that were written in a transaction, of which the first `skip` bytes precede the requested
+    /// ones.
+    Stored { logical: u64, bytes: u64, skip: usize, generation: u64 },
     /// A part of a compressed extent.
-    Compressed { stored: Stored, skip: usize },
+    Compressed { stored: Stored, skip: usize, generation: u64 },
     /// Bytes of an item.
     Inline { data: Vec<u8>, compression: Compression, plain_bytes: u64, skip: usize },
 }
@@ -153,7 +155,8 @@ impl Filesystem {
             Content::Stored(stored) if stored.compression != Compression::None => {
                 // The checker limits the uncompressed extent to 128 KiB.
                 let skip = (stored.offset + into) as usize;
-                steps.push(Step { at, bytes, source: Source::Compressed { stored, skip } });
+                let source = Source::Compressed { stored, skip, generation: part.generation };
+                steps.push(Step { at, bytes, source });
             }
             Content::Stored(stored) => {
                 let sector = u64::from(self.storage().geometry().sector_bytes);
@@ -162,7 +165,8 @@ impl Filesystem {
                     let skip = logical % sector;
                     let bytes = left.min(MAX_READ_BYTES - skip);
                     let whole = (skip + bytes).next_multiple_of(sector);
-                    let source = Source::Stored { logical: logical - skip, bytes: whole, skip: skip as usize };
+                    let (start, skip, generation) = (logical - skip, skip as usize, part.generation);
+                    let source = Source::Stored { logical: start, bytes: whole, skip, generation };
                     steps.push(Step { at, bytes: bytes as usize, source });
                     (at, left, logical) = (at + bytes as usize, left - bytes, logical + bytes);
                 }
@@ -185,8 +189,9 @@ impl Filesystem {
             Slice::copy_from(&data[skip.min(end)..end])
         };
         match &step.source {
-            Source::Stored { logical, bytes, skip } => {
-                let (data, without) = self.read_stored(inode, *logical, *bytes, unverified.is_some()).await?;
+            Source::Stored { logical, bytes, skip, generation } => {
+                let place = (*logical, *bytes, *generation);
+                let (data, without) = self.read_stored(inode, place, unverified.is_some()).await?;
                 if let Some(list) = unverified {
                     // The sectors begin before the requested bytes, and may end after them.
                     let in_file = |at: u64| (start + (at - logical)).saturating_sub(*skip as u64).clamp(start, end);
@@ -194,8 +199,8 @@ impl Filesystem {
                 }
                 Ok(data.slice(*skip..skip + step.bytes))
             }
-            Source::Compressed { stored, skip } => {
-                let (plain, is_verified) = self.read_plain(inode, stored, unverified.is_some()).await?;
+            Source::Compressed { stored, skip, generation } => {
+                let (plain, is_verified) = self.read_plain(inode, (stored, *generation), unverified.is_some()).await?;
                 if let Some(list) = unverified.filter(|_| !is_verified) {
                     list.borrow_mut().push(start..end);
                 }
@@ -208,15 +213,17 @@ impl Filesystem {
         }
     }
 
-    /// Stored sectors, and the logical addresses of those without a usable checksum, if these are allowed.
+    /// Stored sectors of a transaction, and the logical addresses of those without a usable checksum, if these are
+    /// allowed.
     async fn read_stored(
         &self,
         inode: &Inode,
-        logical: u64,
-        bytes: u64,
+        (logical, bytes, generation): (u64, u64, u64),
         takes_unsummed: bool,
     ) -> Result<(Slice, Vec<Range<u64>>), FsError> {
-        match self.read_sectors(inode.has_no_sums(), logical, bytes).await {
+        let written = WrittenIn { generation, is_in_place: inode.is_written_in_place() };
+        let without_sums = inode.has_no_sums().then_some(Check::Tags(written));
+        match self.read_sectors(without_sums, logical, bytes).await {
             Err(FsError::NoSum { .. } | FsError::SumsLost { .. }) if takes_unsummed => {
                 self.read_summed_and_unsummed(logical, bytes).await
             }
@@ -233,7 +240,7 @@ impl Filesystem {
         let ends = runs.iter().map(|run| (run.logical, Some(run))).chain([(logical + bytes, None)]);
         for (start, run) in ends {
             if at < start {
-                let data = self.read_sectors(true, at, start - at).await?;
+                let data = self.read_sectors(Some(Check::None), at, start - at).await?;
                 out[(at - logical) as usize..][..data.len()].copy_from_slice(&data);
                 unverified.push(at..start);
             }
@@ -249,13 +256,13 @@ impl Filesystem {
         Ok((out.freeze(), unverified))
     }
 
-    /// Stored sectors, checked.
-    async fn read_sectors(&self, has_no_sums: bool, logical: u64, bytes: u64) -> Result<Slice, FsError> {
-        if has_no_sums {
+    /// Stored sectors, checked against their checksums, or otherwise if they have none.
+    async fn read_sectors(&self, without_sums: Option<Check<'_>>, logical: u64, bytes: u64) -> Result<Slice, FsError> {
+        if let Some(check) = without_sums {
             if self.storage().devices.is_metadata_image() {
                 return Err(FsError::NotReadable("it is an image of metadata, whose data are not there"));
             }
-            let read = self.storage().read_data(logical, bytes, Check::None).await?;
+            let read = self.storage().read_data(logical, bytes, check).await?;
             self.nodes().remember(read.bad);
             return Ok(read.data);
         }
@@ -286,14 +293,15 @@ impl Filesystem {
     async fn read_plain(
         &self,
         inode: &Inode,
-        stored: &Stored,
+        (stored, generation): (&Stored, u64),
         takes_unsummed: bool,
     ) -> Result<(Rc<Vec<u8>>, bool), FsError> {
         let kept = self.plain.get(stored.logical);
         if let Some(plain) = kept.filter(|plain| plain.len() as u64 == stored.plain_bytes) {
             return Ok((plain, true));
         }
-        let (data, without) = self.read_stored(inode, stored.logical, stored.stored_bytes, takes_unsummed).await?;
+        let place = (stored.logical, stored.stored_bytes, generation);
+        let (data, without) = self.read_stored(inode, place, takes_unsummed).await?;
         let plain = Rc::new(self.decompress(stored.compression, &data, stored.plain_bytes, stored.logical)?);
         // A cached extent counts as checked.
         if without.is_empty() {

@@ -7,7 +7,7 @@
 //!   data are used only if a checksum proves them ([`Device::is_stale`]). A device that took part in all transactions, and
 //!   missed only superblocks, is not such a device.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,13 +15,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sealblock_block::{Device as _, DynDevice, RequestKind};
 use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::items::device::DevItem;
-use sealblock_btrfs_format::superblock::{Geometry, Superblock, flags};
+use sealblock_btrfs_format::superblock::{COPY_OFFSETS, Geometry, SUPERBLOCK_BYTES, Superblock, flags};
 use sealblock_runtime_memory::Slice;
 
 use crate::chunk_map::Place;
 use crate::error::{BadCopy, CopyFault, FsError};
 pub use crate::superblocks::uuid;
-use crate::superblocks::{Copies, IntactCopy, Used, read_bytes};
+use crate::superblocks::{Copies, IntactCopy, Used, read_blocks, read_bytes};
+use crate::tags::{DataTags, WrittenIn, has_tag_of};
 
 /// The maximum number of devices of one filesystem.
 pub const MAX_DEVICES: usize = 256;
@@ -47,6 +48,8 @@ pub struct Device {
     pub generation: u64,
     /// True if another device has a later transaction, and this one may lack some of it.
     pub is_stale: bool,
+    /// True if the engine wrote its superblock with a tag that it does not have: its bytes were copied without tags.
+    pub has_lost_tags: bool,
     /// True if a write to it failed since it was opened.
     is_behind: Cell<bool>,
 }
@@ -62,9 +65,14 @@ impl Device {
         self.device.abilities().is_native(RequestKind::WriteZeroes)
     }
 
+    /// True if it keeps tags with its blocks, which are seen here.
+    pub fn has_tags(&self) -> bool {
+        self.device.geometry().protection.is_some()
+    }
+
     /// True if it checks its blocks against protection information that it stores itself.
     pub fn has_seals(&self) -> bool {
-        self.device.geometry().protection.is_some() || self.device.abilities().seals
+        self.has_tags() || self.device.abilities().seals
     }
 }
 
@@ -74,6 +82,8 @@ pub struct DeviceSet {
     superblock: Box<Superblock>,
     geometry: Geometry,
     bad_superblocks: Vec<BadCopy>,
+    /// What the tags of data can prove.
+    tags: RefCell<DataTags>,
     transferred_bytes: Cell<u64>,
     /// Requests that devices have executed. Another thread may look at it.
     executed: Arc<AtomicU64>,
@@ -104,7 +114,7 @@ impl DeviceSet {
         let mut devices: BTreeMap<u64, Device> = BTreeMap::new();
         let mut newest: Option<(Box<Superblock>, Geometry, String)> = None;
         let mut bad_superblocks = Vec::new();
-        for Used { name, device, superblock, geometry, bad } in targets {
+        for Used { name, device, superblock, geometry, has_tag, bad } in targets {
             if let Some((first, of_first, other)) = &newest {
                 check_belongs((first, of_first, other), (&superblock, &geometry, &name))?;
             }
@@ -121,24 +131,34 @@ impl DeviceSet {
                 mirror,
                 fault,
             }));
-            let generation = geometry.generation;
-            let is_behind = Cell::default();
-            devices.insert(devid, Device { name: name.clone(), device, item, generation, is_stale: false, is_behind });
-            if newest.as_ref().is_none_or(|(_, newest, _)| newest.generation < generation) {
+            let was_tagged = |record: CommitRecord| record.is_of(&superblock) && record.is_tagged(item.uuid);
+            let found = Device {
+                name: name.clone(),
+                device,
+                item,
+                generation: geometry.generation,
+                is_stale: false,
+                has_lost_tags: !has_tag && CommitRecord::read(&superblock).is_some_and(was_tagged),
+                is_behind: Cell::default(),
+            };
+            devices.insert(devid, found);
+            if newest.as_ref().is_none_or(|(_, newest, _)| newest.generation < geometry.generation) {
                 newest = Some((superblock, geometry, name));
             }
         }
         let (superblock, geometry, _) = newest.expect("there is at least one target");
         check_readable(&superblock, &geometry)?;
-        let record = CommitRecord::read(&superblock);
+        let record = CommitRecord::read(&superblock).filter(|record| record.is_of(&superblock));
         for device in devices.values_mut() {
             // In a power cut a device may miss a superblock alone.
             let is_current =
                 |record: &CommitRecord| record.missed_only_superblocks(device.item.uuid, device.generation);
             device.is_stale = device.generation < geometry.generation && !record.as_ref().is_some_and(is_current);
         }
-        let (transferred_bytes, executed) = Default::default();
-        Ok(DeviceSet { devices, superblock, geometry, bad_superblocks, transferred_bytes, executed })
+        let protected = devices.iter().filter(|(_, device)| device.has_tags() && !device.has_lost_tags);
+        let tags = DataTags::new(&superblock, protected.map(|(devid, device)| (*devid, device.item.uuid)));
+        let (tags, transferred_bytes, executed) = (RefCell::new(tags), Cell::new(0), Arc::default());
+        Ok(DeviceSet { devices, superblock, geometry, bad_superblocks, tags, transferred_bytes, executed })
     }
 
     /// Targets with their superblocks, as devices from which nodes are read to find out whether `copy`, the superblock
@@ -151,12 +171,13 @@ impl DeviceSet {
         for (target, IntactCopy { superblock, geometry, .. }) in targets {
             let (name, device, item) = (target.name.clone(), target.device.clone(), superblock.dev_item);
             let generation = geometry.generation;
-            let device = Device { name, device, item, generation, is_stale: false, is_behind: Cell::default() };
+            let (is_stale, has_lost_tags, is_behind) = (false, false, Cell::default());
+            let device = Device { name, device, item, generation, is_stale, has_lost_tags, is_behind };
             devices.entry(item.devid.get()).or_insert(device);
         }
         let (superblock, geometry, bad_superblocks) = (copy.superblock.clone(), copy.geometry, Vec::new());
-        let (transferred_bytes, executed) = Default::default();
-        DeviceSet { devices, superblock, geometry, bad_superblocks, transferred_bytes, executed }
+        let (tags, transferred_bytes, executed) = Default::default();
+        DeviceSet { devices, superblock, geometry, bad_superblocks, tags, transferred_bytes, executed }
     }
 
     /// The newest superblock.
@@ -218,6 +239,37 @@ impl DeviceSet {
         self.add_transferred(data.len() as u64);
         self.count_executed();
         Ok(data)
+    }
+
+    /// Reads data without checksums, and checks their tags as far as these can prove anything. Returns also true if they
+    /// prove that the data are those that were written.
+    ///
+    /// # Errors
+    /// If they cannot be read, or are others; the error has the reason.
+    pub async fn read_tagged(&self, place: Place, bytes: u64, written: WrittenIn) -> Result<(Slice, bool), CopyFault> {
+        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
+        let demand = self.tags.borrow().demand(place.devid, written);
+        let blocks = read_blocks(&device.device, place.offset, bytes).await?;
+        self.add_transferred(bytes);
+        self.count_executed();
+        let is_attested = match demand {
+            Some(demand) => demand.check(&blocks).map_err(CopyFault::Tag)?,
+            None => false,
+        };
+        Ok((blocks.joined_data(), is_attested))
+    }
+
+    /// True if the first superblock of a device has the tag of the transaction in which it was written, and the device so
+    /// keeps tags as they are. Some drives may change application tags.
+    pub async fn keeps_tags(&self, devid: u64, generation: u64) -> bool {
+        let Some(device) = self.get(devid) else { return false };
+        let read = read_blocks(&device.device, COPY_OFFSETS[0], SUPERBLOCK_BYTES as u64).await;
+        read.is_ok_and(|blocks| has_tag_of(&blocks, generation))
+    }
+
+    /// From now on, these are the tags: the filesystem is written.
+    pub fn set_tags(&self, tags: DataTags) {
+        *self.tags.borrow_mut() = tags;
     }
 
     /// The number of requests that devices have executed, which grows as long as work goes on.

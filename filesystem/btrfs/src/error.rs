@@ -16,6 +16,7 @@ use sealblock_btrfs_format::superblock::SuperblockError;
 
 use crate::chunk_map::{MapError, Place};
 use crate::parity::ParityError;
+use crate::tags::TagMismatch;
 
 /// What is wrong with a copy.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -41,6 +42,9 @@ pub enum CopyFault {
     /// The data do not match their checksum.
     #[error("{0}")]
     Checksum(ChecksumMismatch),
+    /// The data are intact, and not those that the file should have.
+    #[error("{0}")]
+    Tag(TagMismatch),
     /// The other pieces of the row, from which it would be restored, are missing or damaged too.
     #[error("{0}")]
     Parity(ParityError),

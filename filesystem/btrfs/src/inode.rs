@@ -81,6 +81,11 @@ impl Inode {
     pub fn has_no_sums(&self) -> bool {
         self.item.flags().contains(InodeFlags::NODATASUM)
     }
+
+    /// True if its data may be written over in place.
+    pub fn is_written_in_place(&self) -> bool {
+        self.item.flags().contains(InodeFlags::NODATACOW)
+    }
 }
 
 /// A name of an inode.

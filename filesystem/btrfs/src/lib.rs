@@ -82,6 +82,7 @@ pub mod roots;
 pub mod space;
 pub mod subvolumes;
 mod superblocks;
+pub mod tags;
 pub mod verify;
 pub mod walk;
 mod witnesses;

@@ -5,8 +5,9 @@
 //! failed are returned with the data, so that a report can name them.
 //!
 //! Invariants:
-//! - Returned data passed the check. Without a checksum ([`Check::None`]) any data that the device returns pass, but
-//!   copies on a stale device are not used, because they may be older than the last write.
+//! - Returned data passed the check. Without a checksum ([`Check::None`]), and where tags prove nothing ([`Check::Tags`]),
+//!   any data that the device returns pass, but copies on a stale device are not used, because they may be older than the
+//!   last write.
 //! - A piece that is restored from parity is checked like any other, because a damaged source gives a wrong piece.
 
 use std::rc::Rc;
@@ -19,6 +20,7 @@ use crate::chunk_map::{ChunkMap, Located, Row};
 use crate::devices::{Device, DeviceSet};
 use crate::error::{BadCopy, CopyFault, FsError, Lost};
 use crate::parity::{self, Role};
+use crate::tags::WrittenIn;
 
 /// The maximum bytes of one request to a device.
 pub const MAX_READ_BYTES: u64 = 1 << 20;
@@ -37,6 +39,8 @@ pub struct Storage {
 pub enum Check<'a> {
     /// One checksum for each sector, in order, of the filesystem's type.
     Sums(&'a [u8]),
+    /// No checksums: the tags of the blocks are checked, as far as they prove anything.
+    Tags(WrittenIn),
     /// No check.
     None,
 }
@@ -47,6 +51,8 @@ pub struct Verified {
     pub data: Slice,
     /// The copies that failed.
     pub bad: Vec<BadCopy>,
+    /// True if all of it has proven to be what was written: by checksums, or by tags.
+    pub is_attested: bool,
 }
 
 impl Storage {
@@ -155,7 +161,7 @@ impl Storage {
         let mut bad = Vec::new();
         for mirror in self.order(first) {
             match self.read_pieces(&pieces, mirror).await.and_then(|data| check(&data).map(|()| data)) {
-                Ok(data) => return Ok(Verified { data, bad }),
+                Ok(data) => return Ok(Verified { data, bad, is_attested: true }),
                 Err(fault) => bad.push(self.bad_copy(logical, first, mirror, fault)),
             }
         }
@@ -192,13 +198,14 @@ impl Storage {
     /// If a sector passes in no mirror (the first such), or the range has no place.
     pub async fn read_data(&self, logical: u64, bytes: u64, check: Check<'_>) -> Result<Verified, FsError> {
         let pieces = self.pieces(logical, bytes)?;
-        let mut all = Verified { data: Slice::empty(), bad: Vec::new() };
+        let mut all = Verified { data: Slice::empty(), bad: Vec::new(), is_attested: true };
         let mut joined = if pieces.len() > 1 { Some(Buffer::zeroed(bytes as usize)) } else { None };
         for (at, located) in &pieces {
             let offset = (at - logical) as usize;
             let check = check.part(offset, located.bytes as usize, self.geometry());
             let read = self.read_piece(*at, located, check).await?;
             all.bad.extend(read.bad);
+            all.is_attested &= read.is_attested;
             match &mut joined {
                 Some(joined) => joined[offset..][..read.data.len()].copy_from_slice(&read.data),
                 None => all.data = read.data,
@@ -215,12 +222,14 @@ impl Storage {
         let mut bad = Vec::new();
         for mirror in self.order(located) {
             let fault = match self.read_checkable(located, mirror, check).await {
-                Ok(data) => match check.first_bad(&data, self.geometry()) {
-                    None => return Ok(Verified { data, bad }),
+                Ok((data, is_attested)) => match check.first_bad(&data, self.geometry()) {
+                    None => return Ok(Verified { data, bad, is_attested }),
                     Some(_) => return self.read_sectors(logical, located, check, bad).await,
                 },
                 // If a device cannot read a whole piece, it may still be able to read most of its sectors.
-                Err(CopyFault::Unreadable(_)) if located.bytes > u64::from(self.geometry().sector_bytes) => {
+                Err(CopyFault::Unreadable(_) | CopyFault::Tag(_))
+                    if located.bytes > u64::from(self.geometry().sector_bytes) =>
+                {
                     return self.read_sectors(logical, located, check, bad).await;
                 }
                 Err(fault) => fault,
@@ -230,11 +239,23 @@ impl Storage {
         Err(lost(bad))
     }
 
-    async fn read_checkable(&self, located: &Located, mirror: usize, check: Check<'_>) -> Result<Slice, CopyFault> {
-        if matches!(check, Check::None) && self.is_stale(located, mirror) {
+    /// Reads a copy of data. Returns also true if the check shows, once it is passed, that they are what was written.
+    async fn read_checkable(
+        &self,
+        located: &Located,
+        mirror: usize,
+        check: Check<'_>,
+    ) -> Result<(Slice, bool), CopyFault> {
+        if matches!(check, Check::None | Check::Tags(_)) && self.is_stale(located, mirror) {
             return Err(CopyFault::Stale);
         }
-        self.read_mirror(located, mirror).await
+        match (check, &located.row) {
+            // What is restored from other pieces has no tags.
+            (Check::Tags(written), None) => {
+                self.devices.read_tagged(located.copies[mirror], located.bytes, written).await
+            }
+            _ => Ok((self.read_mirror(located, mirror).await?, matches!(check, Check::Sums(_)))),
+        }
     }
 
     /// Reads a piece sector by sector, each from the first mirror in which it passes.
@@ -246,7 +267,7 @@ impl Storage {
         mut bad: Vec<BadCopy>,
     ) -> Result<Verified, FsError> {
         let sector = self.geometry().sector_bytes as usize;
-        let mut data = Buffer::zeroed(located.bytes as usize);
+        let (mut data, mut is_attested) = (Buffer::zeroed(located.bytes as usize), true);
         for (index, out) in data.chunks_mut(sector).enumerate() {
             let at = index * sector;
             let part = located.part(at as u64, out.len() as u64);
@@ -255,9 +276,10 @@ impl Storage {
             let mut is_good = false;
             for mirror in self.order(&part) {
                 let fault = match self.read_checkable(&part, mirror, check).await {
-                    Ok(read) => match check.first_bad(&read, self.geometry()) {
+                    Ok((read, is_shown)) => match check.first_bad(&read, self.geometry()) {
                         None => {
                             out.copy_from_slice(&read);
+                            is_attested &= is_shown;
                             is_good = true;
                             break;
                         }
@@ -272,7 +294,7 @@ impl Storage {
             }
             bad.extend(copies);
         }
-        Ok(Verified { data: data.freeze(), bad })
+        Ok(Verified { data: data.freeze(), bad, is_attested })
     }
 }
 
@@ -280,7 +302,7 @@ impl Check<'_> {
     /// The part of the check that applies to a part of the data.
     pub(crate) fn part(self, offset: usize, bytes: usize, geometry: &Geometry) -> Self {
         match self {
-            Check::None => Check::None,
+            Check::None | Check::Tags(_) => self,
             Check::Sums(sums) => {
                 let (sector, sum) = (geometry.sector_bytes as usize, geometry.checksum.bytes());
                 Check::Sums(&sums[offset / sector * sum..(offset + bytes).div_ceil(sector) * sum])
@@ -291,7 +313,7 @@ impl Check<'_> {
     /// The fault of the first sector that fails.
     pub(crate) fn first_bad(self, data: &[u8], geometry: &Geometry) -> Option<ChecksumMismatch> {
         match self {
-            Check::None => None,
+            Check::None | Check::Tags(_) => None,
             Check::Sums(sums) => {
                 let sectors = data.chunks(geometry.sector_bytes as usize);
                 sectors

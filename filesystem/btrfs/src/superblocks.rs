@@ -11,10 +11,12 @@
 
 use sealblock_block::{Device as _, DynDevice, Expectations, Request, Response};
 use sealblock_btrfs_format::superblock::{Geometry, SUPERBLOCK_BYTES, Superblock, copy_offsets};
+use sealblock_integrity::Sealed;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::Extent;
 
 use crate::error::{CopyFault, FsError};
+use crate::tags::has_tag_of;
 
 /// The filesystem and the device that a superblock is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,6 +45,8 @@ pub(crate) struct IntactCopy {
     pub mirror: usize,
     pub superblock: Box<Superblock>,
     pub geometry: Geometry,
+    /// True if its blocks have the tag of its transaction.
+    pub has_tag: bool,
 }
 
 impl IntactCopy {
@@ -67,6 +71,8 @@ pub(crate) struct Used {
     pub device: DynDevice,
     pub superblock: Box<Superblock>,
     pub geometry: Geometry,
+    /// True if its blocks have the tag of its transaction.
+    pub has_tag: bool,
     /// Offset, number and fault of each copy that is lost or contradicts the used one.
     pub bad: Vec<(u64, usize, CopyFault)>,
 }
@@ -80,8 +86,8 @@ impl Copies {
         let (mut intact, mut bad) = (Vec::new(), Vec::new());
         for (index, offset) in copy_offsets(device.geometry().capacity_bytes()).enumerate() {
             match superblock_at(&device, offset).await {
-                Ok((superblock, geometry)) => {
-                    intact.push(IntactCopy { offset, mirror: index + 1, superblock, geometry })
+                Ok((superblock, geometry, has_tag)) => {
+                    intact.push(IntactCopy { offset, mirror: index + 1, superblock, geometry, has_tag })
                 }
                 Err(fault) => bad.push((offset, index + 1, fault)),
             }
@@ -136,7 +142,8 @@ impl Copies {
             is_within || *mirror == 1 || matches!(fault, CopyFault::Differs(_))
         });
         bad.sort_by_key(|(_, mirror, _)| *mirror);
-        Used { name, device, superblock: counts.superblock, geometry: counts.geometry, bad }
+        let IntactCopy { superblock, geometry, has_tag, .. } = counts;
+        Used { name, device, superblock, geometry, has_tag, bad }
     }
 }
 
@@ -152,11 +159,12 @@ fn foreign(used: &Superblock, found: &Superblock) -> CopyFault {
     }
 }
 
-async fn superblock_at(device: &DynDevice, offset: u64) -> Result<(Box<Superblock>, Geometry), CopyFault> {
-    let bytes = read_bytes(device, offset, SUPERBLOCK_BYTES as u64).await?;
+async fn superblock_at(device: &DynDevice, offset: u64) -> Result<(Box<Superblock>, Geometry, bool), CopyFault> {
+    let blocks = read_blocks(device, offset, SUPERBLOCK_BYTES as u64).await?;
+    let bytes = blocks.joined_data();
     let superblock = Superblock::decode(&bytes).map_err(|error| CopyFault::Superblock(error.into()))?;
     let geometry = superblock.check(offset).map_err(CopyFault::Superblock)?;
-    Ok((Box::new(*superblock), geometry))
+    Ok((Box::new(*superblock), geometry, has_tag_of(&blocks, geometry.generation)))
 }
 
 /// The extent of blocks that contains some bytes of a device.
@@ -168,9 +176,14 @@ pub(crate) fn extent_of(device: &DynDevice, offset: u64, bytes: u64) -> Option<E
 
 /// Bytes of a device, which checks them if it can.
 pub(crate) async fn read_bytes(device: &DynDevice, offset: u64, bytes: u64) -> Result<Slice, CopyFault> {
+    read_blocks(device, offset, bytes).await.map(|blocks| blocks.joined_data())
+}
+
+/// Blocks of a device with their tags.
+pub(crate) async fn read_blocks(device: &DynDevice, offset: u64, bytes: u64) -> Result<Sealed, CopyFault> {
     let extent = extent_of(device, offset, bytes).ok_or(CopyFault::NoBlock)?;
     match device.execute(Request::read(extent, Expectations::NONE)).await {
-        Ok(Response::Data(sealed)) => Ok(sealed.joined_data()),
+        Ok(Response::Data(sealed)) => Ok(sealed),
         Ok(_) => unreachable!("gates answer reads with data"),
         Err(error) => Err(CopyFault::Unreadable(error)),
     }

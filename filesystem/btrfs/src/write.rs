@@ -16,7 +16,7 @@ use futures_util::stream::{self, StreamExt};
 use sealblock_block::{Device as _, Durability, DynDevice, Request};
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::superblock::{SUPERBLOCK_BYTES, Superblock, copy_offsets};
-use sealblock_integrity::{Tags, Unsealed};
+use sealblock_integrity::Unsealed;
 use sealblock_runtime_memory::Slice;
 use zerocopy::IntoBytes;
 
@@ -25,6 +25,7 @@ use crate::devices::DeviceSet;
 use crate::error::{BadCopy, CopyFault, FsError};
 use crate::replicas::{MAX_READ_BYTES, Storage};
 use crate::superblocks::extent_of;
+use crate::tags::tags_of;
 
 /// The number of requests that are in flight for one write.
 const IN_FLIGHT: usize = 64;
@@ -34,11 +35,12 @@ const MAX_ZERO_BYTES: u64 = 64 << 20;
 const DISCARDED_AT_ONCE: usize = 64;
 
 impl Storage {
-    /// Writes whole sectors to every copy of a logical range. Returns the copies that failed.
+    /// Writes whole sectors to every copy of a logical range. Data without checksums get the tags of a transaction.
+    /// Returns the copies that failed.
     ///
     /// # Errors
     /// If the range has no place, or is in a profile with parity, which is not written.
-    pub async fn write(&self, logical: u64, data: &Slice) -> Result<Vec<BadCopy>, FsError> {
+    pub async fn write(&self, logical: u64, data: &Slice, generation: Option<u64>) -> Result<Vec<BadCopy>, FsError> {
         let mut writes = Vec::new();
         for (at, located) in self.pieces(logical, data.len() as u64)? {
             if located.row.is_some() {
@@ -49,7 +51,7 @@ impl Storage {
             writes.extend((0..located.copies.len()).map(|mirror| (at, located.clone(), mirror, piece.clone())));
         }
         let write = |(at, located, mirror, piece): (u64, Located, usize, Slice)| async move {
-            let written = self.devices.write(located.copies[mirror], piece, Durability::Volatile).await;
+            let written = self.devices.write_tagged(located.copies[mirror], piece, generation).await;
             written.err().map(|fault| self.bad_copy(at, &located, mirror, fault))
         };
         // Most writes are one request.
@@ -164,7 +166,28 @@ impl DeviceSet {
     pub async fn write(&self, place: Place, data: Slice, durability: Durability) -> Result<(), CopyFault> {
         debug_assert!(data.len() as u64 <= MAX_READ_BYTES);
         let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
-        write_bytes(&device.device, place.offset, data, durability).await?;
+        write_bytes(&device.device, place.offset, data, (durability, None)).await?;
+        self.count_executed();
+        Ok(())
+    }
+
+    /// As [`DeviceSet::write`], not durable. Data without checksums get the tags of a transaction.
+    ///
+    /// # Errors
+    /// If they cannot be written; the error has the reason.
+    pub async fn write_tagged(&self, place: Place, data: Slice, generation: Option<u64>) -> Result<(), CopyFault> {
+        debug_assert!(data.len() as u64 <= MAX_READ_BYTES);
+        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
+        write_bytes(&device.device, place.offset, data, (Durability::Volatile, generation)).await?;
+        self.count_executed();
+        Ok(())
+    }
+
+    /// Writes a copy of a superblock, with the tag of its transaction.
+    async fn write_super(&self, place: Place, copy: &Superblock, durability: Durability) -> Result<(), CopyFault> {
+        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
+        let (data, generation) = (Slice::copy_from(copy.as_bytes()), copy.generation.get());
+        write_bytes(&device.device, place.offset, data, (durability, Some(generation))).await?;
         self.count_executed();
         Ok(())
     }
@@ -215,8 +238,8 @@ impl DeviceSet {
             let end = device.item.total_bytes.get();
             let inside = |offset: &u64| offset + (SUPERBLOCK_BYTES as u64) < end;
             for offset in copy_offsets(bytes).skip(1).filter(inside) {
-                let copy = Slice::copy_from(self.superblock().copy_for(&device.item, offset).as_bytes());
-                if let Err(fault) = self.write(Place { devid, offset }, copy, Durability::Volatile).await {
+                let copy = self.superblock().copy_for(&device.item, offset);
+                if let Err(fault) = self.write_super(Place { devid, offset }, &copy, Durability::Volatile).await {
                     tracing::warn!(devid, %fault, "a copy of the superblock cannot be written");
                 }
             }
@@ -243,7 +266,7 @@ impl DeviceSet {
             let devid = item.devid.get();
             let copy = superblock.copy_for(&item, offset);
             let place = Place { devid, offset };
-            let written = self.write(place, Slice::copy_from(copy.as_bytes()), durability).await;
+            let written = self.write_super(place, &copy, durability).await;
             written.err().map(|fault| (place, fault))
         };
         let first = items.iter().filter_map(|item| Some((*item, offsets(item.devid.get()).next()?)));
@@ -273,10 +296,15 @@ impl DeviceSet {
 }
 
 /// Writes whole blocks.
-async fn write_bytes(device: &DynDevice, offset: u64, data: Slice, durability: Durability) -> Result<(), CopyFault> {
+async fn write_bytes(
+    device: &DynDevice,
+    offset: u64,
+    data: Slice,
+    (durability, generation): (Durability, Option<u64>),
+) -> Result<(), CopyFault> {
     let extent = extent_of(device, offset, data.len() as u64).ok_or(CopyFault::NoBlock)?;
     let geometry = device.geometry();
-    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
+    let tags = tags_of(generation, extent.start().get());
     let unsealed = Unsealed::new(data, geometry.block_size, geometry.protection, tags);
     let request = Request::write(extent, unsealed, durability);
     device.execute(request).await.map(drop).map_err(CopyFault::Unreadable)

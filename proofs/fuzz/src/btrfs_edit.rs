@@ -235,13 +235,18 @@ pub fn try_commit_record(input: &[u8]) {
     let record = &mut superblock.as_mut_bytes()[RECORD_OFFSET..];
     if choice % 4 == 0 {
         let count = usize::from(choice);
-        CommitRecord::new(oldest, (0..count).map(|index| [index as u8; 16])).write(&mut superblock);
+        let generation = superblock.generation.get();
+        let devices = (0..count).map(|index| ([index as u8; 16], index % 3 == 0));
+        CommitRecord::new(generation, oldest, devices).write(&mut superblock);
         let read = CommitRecord::read(&superblock).expect("what was written can be read");
         assert_eq!(read.oldest, oldest);
-        let has_last = read.missed_only_superblocks([count.saturating_sub(1) as u8; 16], oldest);
+        let last = count.saturating_sub(1);
+        let has_last = read.missed_only_superblocks([last as u8; 16], oldest);
         assert_eq!(has_last, (1..=MAX_DEVICES).contains(&count));
-        superblock.generation = (superblock.generation.get() + 1).into();
-        assert_eq!(CommitRecord::read(&superblock), None, "another program wrote a transaction");
+        assert_eq!(read.is_tagged([last as u8; 16]), has_last && last % 3 == 0);
+        superblock.generation = (generation + 1).into();
+        let later = CommitRecord::read(&superblock).expect("another program keeps it");
+        assert!(!later.is_of(&superblock) && later == read, "another program wrote a transaction");
         return;
     }
     let bytes = pieces.rest();

@@ -99,6 +99,11 @@ impl Engine {
         if !is_small && has_sums(&source) != has_sums(&target) {
             return Err(refused(to.id(), &target_range, "one file has checksums and the other has none"));
         }
+        // Zeroes that a device made have no tags, and nothing but the flag of the file says that they may lack them.
+        let is_in_place = |info: &super::FileInfo| info.has(InodeFlags::NODATACOW);
+        if !is_small && self.gives_tags() && is_in_place(&source) && !is_in_place(&target) {
+            return Err(refused(to.id(), &target_range, "one file is written in place, and the other must have tags"));
+        }
         Ok(CloneRange { from: range, to: to.offset, size: target_range.end })
     }
 

@@ -128,18 +128,27 @@ impl Drop for Reserved<'_> {
     }
 }
 
+/// An extent that is written.
+#[derive(Clone, Debug)]
+pub(super) struct Sent {
+    pub logical: u64,
+    pub content: Content,
+    /// The transaction whose tag the data get; `None` if they have checksums.
+    pub generation: Option<u64>,
+}
+
 /// Writes extents to all their copies.
-pub(super) fn write_all(storage: Storage, extents: Vec<(u64, Content)>, held: impl Sized + 'static) -> WriteFuture {
+pub(super) fn write_all(storage: Storage, extents: Vec<Sent>, held: impl Sized + 'static) -> WriteFuture {
     Box::pin(async move {
         let storage = &storage;
-        let write = |(logical, content): (u64, Content)| async move {
+        let write = |Sent { logical, content, generation }: Sent| async move {
             match content {
-                Content::Bytes(data) => storage.write(logical, &data).await,
+                Content::Bytes(data) => storage.write(logical, &data, generation).await,
                 Content::Zeroes(bytes) => storage.write_zeroes(logical, bytes).await,
             }
         };
-        if let [(logical, content)] = &extents[..] {
-            let outcome = write((*logical, content.clone())).await;
+        if let [only] = &extents[..] {
+            let outcome = write(only.clone()).await;
             drop(held);
             return outcome;
         }
@@ -161,19 +170,19 @@ pub(super) fn write_all(storage: Storage, extents: Vec<(u64, Content)>, held: im
 /// Computes the checksums of extents of bytes while they are being written. Returns them with the outcome of the write.
 pub(super) async fn sums_in_flight(
     reserved: &mut Reserved<'_>,
-    extents: &[(u64, Content)],
+    extents: &[Sent],
     (checksum, sector_bytes): (ChecksumType, usize),
 ) -> (Vec<(u64, Vec<u8>)>, WriteOutcome) {
     let (engine, mut all) = (reserved.engine, Vec::with_capacity(extents.len()));
     let is_synchronous = engine.options().sync_csum;
-    let is_long = extents.iter().map(|(_, content)| content.bytes()).sum::<u64>() > SUM_STEP_BYTES as u64;
+    let is_long = extents.iter().map(|sent| sent.content.bytes()).sum::<u64>() > SUM_STEP_BYTES as u64;
     let mut outcome = if is_synchronous { None } else { reserved.step().await };
     let is_in_flight = !is_synchronous && is_long && outcome.is_none();
     if is_in_flight {
         engine.submitted().await;
     }
     let mut clock = SumClock { begun: Instant::now(), is_in_flight };
-    for (logical, content) in extents {
+    for Sent { logical, content, .. } in extents {
         // Zeroes are only written to files without checksums.
         let Content::Bytes(data) = content else { continue };
         let mut sums = Vec::with_capacity(data.len() / sector_bytes * checksum.bytes());

@@ -11,7 +11,7 @@ use sealblock_runtime_memory::Slice;
 use super::compress::{Segment, segments};
 use super::files::{FileLock, InPlaceWrite};
 use super::info::{FileInfo, ITEMS_OF_A_STEP};
-use super::io::{Content, Reserved, sums_in_flight, write_all};
+use super::io::{Content, Reserved, Sent, sums_in_flight, write_all};
 use crate::engine::{Engine, EngineError};
 use crate::file_map::{DiskExtent, ExtentPart, FileEdit, FileMapError, Mark, Order};
 use crate::reserve::TreeCost;
@@ -47,6 +47,8 @@ pub(super) struct InPlaceRun {
     pub logical: u64,
     /// True if they were allocated and never written.
     pub is_prealloc: bool,
+    /// The transaction that the file's item has.
+    pub generation: u64,
 }
 
 /// What is to be written.
@@ -76,6 +78,9 @@ struct Extent {
     stored: Content,
     compression: Compression,
     place: ExtentPlace,
+    /// The transaction that the file's item gets, or has: that in which the space was allocated, unless the item is older.
+    /// Others can have had the space only before it.
+    generation: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,13 +101,13 @@ pub(super) struct Written<'e> {
 
 impl Written<'_> {
     /// Plans the changes of the file's items.
-    pub fn plan<T: Items>(&self, edit: &mut FileEdit<'_, T>, generation: u64) -> Result<(), FileMapError> {
+    pub fn plan<T: Items>(&self, edit: &mut FileEdit<'_, T>) -> Result<(), FileMapError> {
         for extent in &self.extents {
             let bytes = extent.start..extent.start + extent.plain_bytes;
             match extent.place {
                 ExtentPlace::New => {
                     edit.drop_range(bytes, Order::FromStart, NonZeroUsize::MAX)?;
-                    edit.insert(extent.part(generation))?;
+                    edit.insert(extent.part())?;
                 }
                 ExtentPlace::Preallocated => {
                     edit.mark_written(bytes, Mark::Keep, NonZeroUsize::MAX)?;
@@ -141,8 +146,8 @@ impl Written<'_> {
 }
 
 impl Extent {
-    fn part(&self, generation: u64) -> ExtentPart {
-        let (bytenr, bytes) = (self.logical, self.stored.bytes());
+    fn part(&self) -> ExtentPart {
+        let (bytenr, bytes, generation) = (self.logical, self.stored.bytes(), self.generation);
         let extent = DiskExtent { bytenr, bytes, plain_bytes: self.plain_bytes, compression: self.compression };
         let (start, bytes) = (self.start, self.plain_bytes);
         ExtentPart { start, bytes, generation, is_prealloc: false, extent, offset: 0 }
@@ -162,7 +167,13 @@ impl Engine {
         let has_old_space = extents.iter().any(|extent| extent.place != ExtentPlace::New);
         let held = (has_old_space.then(|| Rc::clone(lock)), put.in_place_write);
         let storage = self.storage();
-        let data: Vec<(u64, Content)> = extents.iter().map(|extent| (extent.logical, extent.stored.clone())).collect();
+        let tag_of = |extent: &Extent| (!info.file.has_sums).then_some(extent.generation);
+        let sent = |extent: &Extent| Sent {
+            logical: extent.logical,
+            content: extent.stored.clone(),
+            generation: tag_of(extent),
+        };
+        let data: Vec<Sent> = extents.iter().map(sent).collect();
         let is_in_place = extents.iter().any(|extent| extent.place == ExtentPlace::InPlace);
         reserved.send(write_all(storage.clone(), data.clone(), held), is_in_place);
         let geometry = *storage.geometry();
@@ -230,7 +241,8 @@ impl Engine {
             stored = stored.part(taken..stored.bytes());
             let plain_bytes = if compression == Compression::None { taken } else { plain_bytes };
             plain = plain.part(plain_bytes..plain.bytes());
-            extents.push(Extent { start: at, plain_bytes, logical, stored: part, compression, place });
+            let generation = self.transaction().borrow().generation();
+            extents.push(Extent { start: at, plain_bytes, logical, stored: part, compression, place, generation });
             (at, left) = (at + plain_bytes, left - taken);
         }
         Ok(at)
@@ -267,8 +279,8 @@ fn cut<'r>(piece: &Piece, runs: &'r [InPlaceRun]) -> Vec<(Range<u64>, Option<&'r
 fn in_place(range: &Range<u64>, run: &InPlaceRun, stored: Content) -> Extent {
     let place = if run.is_prealloc { ExtentPlace::Preallocated } else { ExtentPlace::InPlace };
     let logical = run.logical + (range.start - run.bytes.start);
-    let (start, plain_bytes) = (range.start, range.end - range.start);
-    Extent { start, plain_bytes, logical, stored, compression: Compression::None, place }
+    let (start, plain_bytes, generation) = (range.start, range.end - range.start, run.generation);
+    Extent { start, plain_bytes, logical, stored, compression: Compression::None, place, generation }
 }
 
 #[cfg(test)]
@@ -278,7 +290,8 @@ mod tests {
     #[test]
     fn a_piece_is_cut_at_what_is_written_in_place() {
         let piece = Piece { start: 100, content: Content::Zeroes(50) };
-        let run = |bytes: Range<u64>| InPlaceRun { logical: 1000 + bytes.start, bytes, is_prealloc: true };
+        let run =
+            |bytes: Range<u64>| InPlaceRun { logical: 1000 + bytes.start, bytes, is_prealloc: true, generation: 7 };
         let runs = [run(50..110), run(120..130), run(145..200)];
         let cut = cut(&piece, &runs);
         let parts: Vec<(Range<u64>, Option<u64>)> =

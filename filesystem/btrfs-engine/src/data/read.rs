@@ -10,11 +10,12 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::Durability;
 use sealblock_btrfs::replicas::{Check, MAX_READ_BYTES};
+use sealblock_btrfs::tags::WrittenIn;
 use sealblock_btrfs::{BadCopy, CopyFault, FsError};
 use sealblock_btrfs_format::compress::{CompressError, MAX_EXTENT_BYTES, Sizes, decompress};
 use sealblock_btrfs_format::items::file_extent::Compression;
+use sealblock_btrfs_format::items::inode::InodeFlags;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_runtime_memory::{Buffer, Slice};
 
@@ -37,6 +38,8 @@ struct Stored {
     bytes: u64,
     /// The checksums; `None` for a file without them.
     sums: Option<Vec<u8>>,
+    /// When they were written.
+    written: WrittenIn,
 }
 
 /// What has some bytes of a read.
@@ -73,7 +76,7 @@ impl Transaction {
                     self.add_plain(&mut steps, &info, part)?;
                 }
                 Mapping::Extent(part) => {
-                    let stored = self.stored(&info, part.stored())?;
+                    let stored = self.stored(&info, part.generation, part.stored())?;
                     let source = Source::Compressed { stored, part: *part };
                     steps.push(ReadStep { start, source });
                 }
@@ -88,17 +91,18 @@ impl Transaction {
         let mut logical = all.start;
         while logical < all.end {
             let end = all.end.min(logical.saturating_add(MAX_READ_BYTES));
-            let source = Source::Plain(self.stored(info, logical..end)?);
+            let source = Source::Plain(self.stored(info, part.generation, logical..end)?);
             steps.push(ReadStep { start: part.start + (logical - all.start), source });
             logical = end;
         }
         Ok(())
     }
 
-    fn stored(&self, info: &FileInfo, range: Range<u64>) -> Result<Stored, ChangeError> {
+    fn stored(&self, info: &FileInfo, generation: u64, range: Range<u64>) -> Result<Stored, ChangeError> {
         let (logical, bytes) = (range.start, range.end.saturating_sub(range.start));
+        let written = WrittenIn { generation, is_in_place: info.has(InodeFlags::NODATACOW) };
         if !info.file.has_sums {
-            return Ok(Stored { logical, bytes, sums: None });
+            return Ok(Stored { logical, bytes, sums: None, written });
         }
         let view = self.view(objectid::CSUM_TREE)?;
         let (runs, _) = Csums::new(self.csum_shape(), &view).runs(range, NonZeroUsize::MAX)?;
@@ -106,19 +110,20 @@ impl Transaction {
             Ok([run]) if run.start == logical => run.sums,
             _ => Vec::new(),
         };
-        Ok(Stored { logical, bytes, sums: Some(sums) })
+        Ok(Stored { logical, bytes, sums: Some(sums), written })
     }
 }
 
 impl Stored {
     fn check(&self) -> Check<'_> {
-        self.sums.as_ref().map_or(Check::None, |sums| Check::Sums(sums))
+        self.sums.as_ref().map_or(Check::Tags(self.written), |sums| Check::Sums(sums))
     }
 
     /// The checksums of one sector of it.
     fn check_of(&self, logical: u64, sector: u64, sum_bytes: usize) -> Check<'_> {
         let index = ((logical - self.logical) / sector) as usize;
-        self.sums.as_ref().map_or(Check::None, |sums| Check::Sums(&sums[index * sum_bytes..][..sum_bytes]))
+        let sums = self.sums.as_ref();
+        sums.map_or(Check::Tags(self.written), |sums| Check::Sums(&sums[index * sum_bytes..][..sum_bytes]))
     }
 }
 
@@ -241,17 +246,20 @@ impl Engine {
         let check = stored.check_of(logical, sector, sum);
         let read = storage.read_data(logical, sector, check).await?;
         let is_repairable = |copy: &&BadCopy| {
-            let is_damaged = matches!(copy.fault, CopyFault::Checksum(_) | CopyFault::Unreadable(_));
+            let is_damaged =
+                matches!(copy.fault, CopyFault::Checksum(_) | CopyFault::Tag(_) | CopyFault::Unreadable(_));
             is_damaged && !self.has_failed(copy.place.devid)
         };
         let places: Vec<BadCopy> = read.bad.iter().filter(is_repairable).cloned().collect();
         let count = places.len() as u64;
+        // A tag is given only where another copy has proven to have it.
+        let generation = (stored.sums.is_none() && read.is_attested).then_some(stored.written.generation);
         let (lock, data) = (Rc::clone(lock), read.data);
         let mut write = Reserved::new(self);
         let restore = Box::pin(async move {
             let mut failed = Vec::new();
             for copy in places {
-                let written = storage.devices.write(copy.place, data.clone(), Durability::Volatile).await;
+                let written = storage.devices.write_tagged(copy.place, data.clone(), generation).await;
                 failed.extend(written.err().map(|fault| BadCopy { fault, ..copy }));
             }
             drop(lock);

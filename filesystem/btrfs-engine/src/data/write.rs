@@ -118,7 +118,8 @@ impl Transaction {
             })?;
             if let (None, Mapping::Extent(part)) = (must_cow, part) {
                 let (bytes, logical) = (part.start..part.end(), part.stored().start);
-                runs.push(InPlaceRun { bytes, logical, is_prealloc: part.is_prealloc });
+                let (is_prealloc, generation) = (part.is_prealloc, part.generation);
+                runs.push(InPlaceRun { bytes, logical, is_prealloc, generation });
             }
         }
         Ok(runs)

@@ -17,7 +17,7 @@ use sealblock_btrfs_engine::format::{self, DEFAULT_INCOMPAT, FormatOptions, NewD
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::items::chunk::Profile;
 use sealblock_btrfs_format::items::inode::Timespec;
-use sealblock_integrity::{Tags, Unsealed};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_proofs_btrfs_images::programs::{Loops, mkfs, run, sparse};
 use sealblock_proofs_btrfs_images::{has_mounts, skip};
@@ -27,6 +27,28 @@ use sealblock_units::{BlockSize, Extent};
 const BLOCK: u64 = 4096;
 
 const PIECE: u64 = 1 << 20;
+
+/// The protection information of the devices.
+const FORMAT: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1);
+
+fn one_block(lba: u64) -> Extent {
+    Extent::from_raw(lba, 1).unwrap()
+}
+
+/// Blocks of a device, with their tags.
+pub fn read_blocks(memory: &MemoryDevice, lba: u64, blocks: u64) -> Sealed {
+    let extent = Extent::from_raw(lba, blocks).unwrap();
+    match block_on(Device::execute(memory, Request::read(extent, Expectations::NONE))) {
+        Ok(Response::Data(data)) => data,
+        other => panic!("memory can be read: {other:?}"),
+    }
+}
+
+/// Writes a block of a device with these tags.
+pub fn write_block(memory: &MemoryDevice, lba: u64, data: &[u8], tags: Tags) {
+    let data = Sealed::seal(Slice::copy_from(data), BlockSize::B4096, Some(FORMAT), &tags);
+    block_on(Device::execute(memory, Request::write(one_block(lba), data, Durability::Volatile))).unwrap();
+}
 
 /// Lets other tasks have their turns a number of times.
 pub async fn turns(mut count: usize) {
@@ -79,8 +101,9 @@ impl Disks {
     }
 
     fn of(folder: tempfile::TempDir, images: Vec<PathBuf>, mebibytes: u64) -> Disks {
-        let memory =
-            images.iter().map(|_| Rc::new(MemoryDevice::new(BlockSize::B4096, (mebibytes << 20) / BLOCK, None)));
+        let memory = images
+            .iter()
+            .map(|_| Rc::new(MemoryDevice::new(BlockSize::B4096, (mebibytes << 20) / BLOCK, Some(FORMAT))));
         let disks = Disks { memory: memory.collect(), images, _folder: folder };
         disks.load();
         disks
@@ -125,21 +148,26 @@ impl Disks {
         Some(Disks::of(folder, images, mebibytes))
     }
 
-    /// Takes over what the images have.
+    /// Takes over what the images have, as if Linux had written it to the devices: blocks that it changed have no tags.
     pub fn load(&self) {
         for (path, memory) in self.images.iter().zip(&self.memory) {
             let (file, mut piece) = (File::open(path).unwrap(), vec![0; PIECE as usize]);
             for at in (0..file.metadata().unwrap().len()).step_by(piece.len()) {
                 file.read_exact_at(&mut piece, at).unwrap();
-                let extent = Extent::from_raw(at / BLOCK, PIECE / BLOCK).unwrap();
-                let request = match piece.iter().any(|byte| *byte != 0) {
-                    true => {
-                        let data = Unsealed::new(Slice::copy_from(&piece), BlockSize::B4096, None, Tags::default());
-                        Request::write(extent, data, Durability::Volatile)
+                let before = read_blocks(memory, at / BLOCK, PIECE / BLOCK).joined_data();
+                if before[..] == piece {
+                    continue;
+                }
+                let blocks = piece.chunks_exact(BLOCK as usize).zip(before.chunks_exact(BLOCK as usize));
+                for (lba, (block, _)) in (at / BLOCK..).zip(blocks).filter(|(_, (block, before))| block != before) {
+                    match block.iter().any(|byte| *byte != 0) {
+                        true => write_block(memory, lba, block, Tags { initial_ref_tag: lba, ..Tags::default() }),
+                        false => {
+                            let zeroes = Request::write_zeroes(one_block(lba), true, Durability::Volatile);
+                            block_on(Device::execute(memory, zeroes)).unwrap();
+                        }
                     }
-                    false => Request::write_zeroes(extent, true, Durability::Volatile),
-                };
-                block_on(Device::execute(memory, request)).unwrap();
+                }
             }
         }
     }
@@ -152,10 +180,7 @@ impl Disks {
             file.set_len(0).unwrap();
             file.set_len(bytes).unwrap();
             for at in (0..bytes).step_by(PIECE as usize) {
-                let extent = Extent::from_raw(at / BLOCK, PIECE / BLOCK).unwrap();
-                let read = block_on(Device::execute(memory, Request::read(extent, Expectations::NONE)));
-                let Ok(Response::Data(data)) = read else { panic!("memory can be read") };
-                let data = data.joined_data();
+                let data = read_blocks(memory, at / BLOCK, PIECE / BLOCK).joined_data();
                 if data.iter().any(|byte| *byte != 0) {
                     file.write_all_at(&data, at).unwrap();
                 }

@@ -27,6 +27,7 @@ mod rounds;
 mod rounds_model;
 mod scan;
 mod subvolumes;
+mod tags;
 mod tasks;
 mod workload;
 mod zeroes;

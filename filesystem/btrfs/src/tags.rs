@@ -1,0 +1,210 @@
+//! The application tags of data without checksums, on devices with protection information.
+//!
+//! A device checks by itself that data match their guard and lie where they were written. It cannot know whether they are
+//! what was written there last. So the engine gives data the tag of the transaction in which they were written, which the
+//! item of the file has, too: data of another transaction in the same place are found, as after a write that was lost or
+//! went elsewhere. Blocks that were never written have no tag at all.
+//!
+//! Invariants:
+//! - A tag is demanded only of data that nobody but the engine can have written ([`OwnWindows`]), on a device whose data
+//!   have tags. Whatever is not demanded is not called damage: another program gives no tags.
+//! - The engine gives superblocks the tag of their transaction. If one that it wrote has none, somebody has copied the bytes
+//!   of the device without its tags: nothing is demanded of such a device.
+//! - Data that are written in place keep the number of their extent. Another program that has written since may have
+//!   written them, so nothing is demanded then; and data of an earlier write to the same place pass.
+
+use std::collections::BTreeSet;
+
+use sealblock_btrfs_format::commit_record::CommitRecord;
+use sealblock_btrfs_format::own_windows::OwnWindows;
+use sealblock_btrfs_format::superblock::Superblock;
+use sealblock_integrity::{PiFormat, Sealed, Tags};
+
+/// Tags from 1 on: 0 is what programs write that give none, and FFFFh disables checks.
+const TAGS: u64 = 0xFFFE;
+/// The tag of data that were written without one.
+const UNTAGGED: u16 = 0;
+/// The tag of blocks that were never written, and of deallocated ones.
+const UNWRITTEN: u16 = 0xFFFF;
+
+/// When data without checksums were written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WrittenIn {
+    /// The transaction that the file's item has.
+    pub generation: u64,
+    /// True for a file without copy-on-write, whose data may have been written over since.
+    pub is_in_place: bool,
+}
+
+/// The tags for data of a transaction; for `None`, those of data that have none.
+pub(crate) fn tags_of(generation: Option<u64>, initial_ref_tag: u64) -> Tags {
+    let app_tag = generation.map_or(UNTAGGED, tag_of);
+    Tags { app_tag, storage_tag: generation.unwrap_or(0), initial_ref_tag }
+}
+
+/// The application tag of a transaction.
+pub fn tag_of(generation: u64) -> u16 {
+    1 + (generation % TAGS) as u16
+}
+
+/// True if blocks have the tag of a transaction.
+pub(crate) fn has_tag_of(blocks: &Sealed, generation: u64) -> bool {
+    blocks.format().is_some() && blocks.tuples().all(|tuple| tuple.app_tag == tag_of(generation))
+}
+
+/// A tag that is not the demanded one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("its data are not those of transaction {generation}: application tag {actual:04x} instead of {:04x}", tag_of(*generation))]
+pub struct TagMismatch {
+    /// The transaction of which the data should be.
+    pub generation: u64,
+    /// The tag that they have.
+    pub actual: u16,
+}
+
+/// What is demanded of the tags of some data on one device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Demand {
+    generation: u64,
+    /// True if another program may have moved them, which leaves them without a tag.
+    may_be_untagged: bool,
+    /// True if they may be zeroes that the device made, and so were never written.
+    may_be_unwritten: bool,
+}
+
+impl Demand {
+    /// Checks the tags of blocks. Returns true if all of them show that the data are those of the transaction.
+    ///
+    /// # Errors
+    /// The first tag that is not as demanded.
+    pub fn check(&self, read: &Sealed) -> Result<bool, TagMismatch> {
+        let (expected, mut is_attested) = (tag_of(self.generation), true);
+        let Some(format) = read.format() else { return Ok(false) };
+        for tuple in read.tuples() {
+            let is_whole = tuple.storage_tag == storage_tag(format, self.generation);
+            match tuple.app_tag {
+                tag if tag == expected && is_whole => {}
+                UNTAGGED if self.may_be_untagged => is_attested = false,
+                UNWRITTEN if self.may_be_unwritten => is_attested = false,
+                actual => return Err(TagMismatch { generation: self.generation, actual }),
+            }
+        }
+        Ok(is_attested)
+    }
+}
+
+/// The part of the number that the format's storage tag has room for.
+fn storage_tag(format: PiFormat, generation: u64) -> u64 {
+    generation & format.storage_tag_mask()
+}
+
+/// What can be demanded of the tags of a filesystem.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DataTags {
+    windows: OwnWindows,
+    /// The newest transaction.
+    newest: u64,
+    /// The devices whose data have tags.
+    tagged: BTreeSet<u64>,
+}
+
+impl DataTags {
+    /// What the record of a superblock says, of these devices that have protection information, and have not lost their
+    /// tags: their numbers and UUIDs.
+    pub fn new(superblock: &Superblock, devices: impl IntoIterator<Item = (u64, [u8; 16])>) -> DataTags {
+        let Some(record) = CommitRecord::read(superblock) else { return DataTags::default() };
+        let tagged = devices.into_iter().filter(|(_, uuid)| record.is_tagged(*uuid)).map(|(devid, _)| devid).collect();
+        DataTags { windows: record.windows, newest: superblock.generation.get(), tagged }
+    }
+
+    /// As the engine has it: it writes all transactions from `from` on, with tags on these devices.
+    pub fn writing(windows: &OwnWindows, tagged: BTreeSet<u64>) -> DataTags {
+        let Some(last) = windows.last() else { return DataTags::default() };
+        DataTags { windows: windows.with(last, true, u64::MAX), newest: u64::MAX, tagged }
+    }
+
+    /// What is demanded of data on a device; `None` if nothing can be.
+    pub fn demand(&self, devid: u64, written: WrittenIn) -> Option<Demand> {
+        let WrittenIn { generation, is_in_place } = written;
+        let has_other = self.windows.has_other_after(generation, self.newest);
+        let is_own = self.tagged.contains(&devid) && self.windows.contains(generation) && !(is_in_place && has_other);
+        // Another program may also have let this file share zeroes of one that is written in place.
+        let may_be_unwritten = is_in_place || has_other;
+        is_own.then_some(Demand { generation, may_be_untagged: has_other, may_be_unwritten })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sealblock_integrity::{GuardKind, ProtectionType};
+    use sealblock_runtime_memory::Slice;
+    use sealblock_units::BlockSize;
+
+    use super::*;
+
+    const FORMAT: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1);
+
+    fn written(generation: u64, is_in_place: bool) -> WrittenIn {
+        WrittenIn { generation, is_in_place }
+    }
+
+    fn block(app_tag: u16, storage_tag: u64) -> Sealed {
+        let tags = Tags { app_tag, storage_tag, initial_ref_tag: 7 };
+        Sealed::seal(Slice::copy_from(&[1; 4096]), BlockSize::B4096, Some(FORMAT), &tags)
+    }
+
+    #[test]
+    fn tags_are_never_those_that_mean_something_else() {
+        assert_eq!([0, 1, 65_532, 65_533, 65_534].map(tag_of), [1, 2, 65_533, 65_534, 1]);
+        assert_eq!(tags_of(None, 9), Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 9 });
+        assert_eq!(tags_of(Some(65_534), 9), Tags { app_tag: 1, storage_tag: 65_534, initial_ref_tag: 9 });
+    }
+
+    /// Windows 4 to 9 and 15 to 20. 10 to 14 are Linux's; device 2 has no tags.
+    #[test]
+    fn tags_are_demanded_only_of_what_nobody_else_can_have_written() {
+        let windows = OwnWindows::default().with(1, true, 4).with(4, true, 9).with(12, true, 15).with(15, true, 20);
+        let tags = DataTags { windows, newest: 20, tagged: BTreeSet::from([1]) };
+        let demand = |generation, may_be_untagged, may_be_unwritten| {
+            Some(Demand { generation, may_be_untagged, may_be_unwritten })
+        };
+        assert_eq!(tags.demand(1, written(17, false)), demand(17, false, false));
+        assert_eq!(tags.demand(1, written(17, true)), demand(17, false, true));
+        assert_eq!(tags.demand(1, written(7, false)), demand(7, true, true), "Linux may have moved it");
+        assert_eq!(tags.demand(1, written(7, true)), None, "Linux may have written over it");
+        for (devid, generation) in [(1, 12), (1, 3), (1, 21), (2, 17)] {
+            assert_eq!(tags.demand(devid, written(generation, false)), None);
+        }
+        // Linux has written once more.
+        let later = DataTags { newest: 21, ..tags.clone() };
+        assert_eq!(later.demand(1, written(17, false)), demand(17, true, true));
+        assert_eq!(later.demand(1, written(17, true)), None);
+        // The engine goes on.
+        let writing = DataTags::writing(&tags.windows, BTreeSet::from([1]));
+        assert_eq!(writing.demand(1, written(25, true)), demand(25, false, true));
+        assert_eq!(writing.demand(1, written(7, false)), demand(7, true, true));
+        assert_eq!(DataTags::default().demand(1, written(5, false)), None);
+    }
+
+    #[test]
+    fn what_is_tolerated_attests_nothing() {
+        let mismatch = |actual| Err(TagMismatch { generation: 9, actual });
+        for (may_be_untagged, may_be_unwritten, [own, none, never]) in [
+            (false, false, [Ok(true), mismatch(0), mismatch(0xFFFF)]),
+            (true, false, [Ok(true), Ok(false), mismatch(0xFFFF)]),
+            (false, true, [Ok(true), mismatch(0), Ok(false)]),
+        ] {
+            let demand = Demand { generation: 9, may_be_untagged, may_be_unwritten };
+            assert_eq!(demand.check(&block(10, 9)), own);
+            assert_eq!(demand.check(&block(0, 0)), none);
+            assert_eq!(demand.check(&block(0xFFFF, u64::MAX)), never);
+            assert_eq!(demand.check(&block(11, 10)), mismatch(11), "another transaction");
+            if FORMAT.storage_tag_bits() > 0 {
+                assert_eq!(demand.check(&block(10, 9 + 65_534)), mismatch(10), "65,534 transactions later");
+            }
+        }
+        let untagged = Sealed::seal(Slice::copy_from(&[1; 4096]), BlockSize::B4096, None, &Tags::default());
+        let demand = Demand { generation: 9, may_be_untagged: false, may_be_unwritten: false };
+        assert_eq!(demand.check(&untagged), Ok(false));
+    }
+}
