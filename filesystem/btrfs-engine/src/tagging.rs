@@ -40,7 +40,6 @@ impl Tagging {
             true => OwnWindows::default(),
             false => before.with(superblock.generation.get(), is_same, generation),
         };
-        devices.set_tags(DataTags::writing(&windows, tagged.clone()));
         Tagging { tagged: RefCell::new(tagged), windows: RefCell::new(windows), replacement }
     }
 
@@ -49,7 +48,7 @@ impl Tagging {
         !self.tagged.borrow().is_empty()
     }
 
-    /// After the first commit: of devices that do not keep tags, none is demanded.
+    /// After the first commit, before any data are read: demands tags of the devices that keep them.
     pub async fn confirm(&self, devices: &DeviceSet, generation: u64) {
         let all: Vec<u64> = self.tagged.borrow().iter().copied().collect();
         for devid in all {

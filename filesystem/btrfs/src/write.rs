@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Device as _, Durability, DynDevice, Request};
+use sealblock_block::{Device as _, Durability, Request};
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::superblock::{SUPERBLOCK_BYTES, Superblock, copy_offsets};
 use sealblock_integrity::Unsealed;
@@ -164,11 +164,7 @@ impl DeviceSet {
     /// # Errors
     /// If they cannot be written; the error has the reason.
     pub async fn write(&self, place: Place, data: Slice, durability: Durability) -> Result<(), CopyFault> {
-        debug_assert!(data.len() as u64 <= MAX_READ_BYTES);
-        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
-        write_bytes(&device.device, place.offset, data, (durability, None)).await?;
-        self.count_executed();
-        Ok(())
+        self.write_as(place, data, durability, None).await
     }
 
     /// As [`DeviceSet::write`], not durable. Data without checksums get the tags of a transaction.
@@ -176,18 +172,30 @@ impl DeviceSet {
     /// # Errors
     /// If they cannot be written; the error has the reason.
     pub async fn write_tagged(&self, place: Place, data: Slice, generation: Option<u64>) -> Result<(), CopyFault> {
-        debug_assert!(data.len() as u64 <= MAX_READ_BYTES);
-        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
-        write_bytes(&device.device, place.offset, data, (Durability::Volatile, generation)).await?;
-        self.count_executed();
-        Ok(())
+        self.write_as(place, data, Durability::Volatile, generation).await
     }
 
     /// Writes a copy of a superblock, with the tag of its transaction.
     async fn write_super(&self, place: Place, copy: &Superblock, durability: Durability) -> Result<(), CopyFault> {
-        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
-        let (data, generation) = (Slice::copy_from(copy.as_bytes()), copy.generation.get());
-        write_bytes(&device.device, place.offset, data, (durability, Some(generation))).await?;
+        self.write_as(place, Slice::copy_from(copy.as_bytes()), durability, Some(copy.generation.get())).await
+    }
+
+    /// Writes whole blocks, with the tags of a transaction, or those of data that have none.
+    async fn write_as(
+        &self,
+        place: Place,
+        data: Slice,
+        durability: Durability,
+        generation: Option<u64>,
+    ) -> Result<(), CopyFault> {
+        debug_assert!(data.len() as u64 <= MAX_READ_BYTES);
+        let device = &self.get(place.devid).ok_or(CopyFault::Missing)?.device;
+        let extent = extent_of(device, place.offset, data.len() as u64).ok_or(CopyFault::NoBlock)?;
+        let geometry = device.geometry();
+        let tags = tags_of(generation, extent.start().get());
+        let unsealed = Unsealed::new(data, geometry.block_size, geometry.protection, tags);
+        let request = Request::write(extent, unsealed, durability);
+        device.execute(request).await.map_err(CopyFault::Unreadable)?;
         self.count_executed();
         Ok(())
     }
@@ -293,19 +301,4 @@ impl DeviceSet {
         let bad = join_all(others).await.into_iter().flatten().collect();
         (failed, bad)
     }
-}
-
-/// Writes whole blocks.
-async fn write_bytes(
-    device: &DynDevice,
-    offset: u64,
-    data: Slice,
-    (durability, generation): (Durability, Option<u64>),
-) -> Result<(), CopyFault> {
-    let extent = extent_of(device, offset, data.len() as u64).ok_or(CopyFault::NoBlock)?;
-    let geometry = device.geometry();
-    let tags = tags_of(generation, extent.start().get());
-    let unsealed = Unsealed::new(data, geometry.block_size, geometry.protection, tags);
-    let request = Request::write(extent, unsealed, durability);
-    device.execute(request).await.map(drop).map_err(CopyFault::Unreadable)
 }
