@@ -11,7 +11,8 @@
 //! - The engine gives superblocks the tag of their transaction. If one that it wrote has none, somebody has copied the bytes
 //!   of the device without its tags: nothing is demanded of such a device.
 //! - Data that are written in place keep the number of their extent. Another program that has written since may have
-//!   written them, so nothing is demanded then; and data of an earlier write to the same place pass.
+//!   written them, so nothing is demanded then. It may also have ended before its transaction: so data in place may lack a
+//!   tag at any time. Those of an earlier write to the same place pass.
 
 use std::collections::BTreeSet;
 
@@ -66,10 +67,9 @@ pub struct TagMismatch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Demand {
     generation: u64,
-    /// True if another program may have moved them, which leaves them without a tag.
-    may_be_untagged: bool,
-    /// True if they may be zeroes that the device made, and so were never written.
-    may_be_unwritten: bool,
+    /// True if they may lack a tag: another program may have moved or written them, or they may be zeroes that the device
+    /// made, in blocks that were never written.
+    may_lack_tag: bool,
 }
 
 impl Demand {
@@ -84,8 +84,7 @@ impl Demand {
             let is_whole = tuple.storage_tag == storage_tag(format, self.generation);
             match tuple.app_tag {
                 tag if tag == expected && is_whole => {}
-                UNTAGGED if self.may_be_untagged => is_attested = false,
-                UNWRITTEN if self.may_be_unwritten => is_attested = false,
+                UNTAGGED | UNWRITTEN if self.may_lack_tag => is_attested = false,
                 actual => return Err(TagMismatch { generation: self.generation, actual }),
             }
         }
@@ -129,8 +128,7 @@ impl DataTags {
         let has_other = self.windows.has_other_after(generation, self.newest);
         let is_own = self.tagged.contains(&devid) && self.windows.contains(generation) && !(is_in_place && has_other);
         // Another program may also have let this file share zeroes of one that is written in place.
-        let may_be_unwritten = is_in_place || has_other;
-        is_own.then_some(Demand { generation, may_be_untagged: has_other, may_be_unwritten })
+        is_own.then_some(Demand { generation, may_lack_tag: is_in_place || has_other })
     }
 }
 
@@ -165,36 +163,32 @@ mod tests {
     fn tags_are_demanded_only_of_what_nobody_else_can_have_written() {
         let windows = OwnWindows::default().with(1, true, 4).with(4, true, 9).with(12, true, 15).with(15, true, 20);
         let tags = DataTags { windows, newest: 20, tagged: BTreeSet::from([1]) };
-        let demand = |generation, may_be_untagged, may_be_unwritten| {
-            Some(Demand { generation, may_be_untagged, may_be_unwritten })
-        };
-        assert_eq!(tags.demand(1, written(17, false)), demand(17, false, false));
-        assert_eq!(tags.demand(1, written(17, true)), demand(17, false, true));
-        assert_eq!(tags.demand(1, written(7, false)), demand(7, true, true), "Linux may have moved it");
+        let demand = |generation, may_lack_tag| Some(Demand { generation, may_lack_tag });
+        assert_eq!(tags.demand(1, written(17, false)), demand(17, false));
+        assert_eq!(tags.demand(1, written(17, true)), demand(17, true), "Linux may have ended before its transaction");
+        assert_eq!(tags.demand(1, written(7, false)), demand(7, true), "Linux may have moved it");
         assert_eq!(tags.demand(1, written(7, true)), None, "Linux may have written over it");
         for (devid, generation) in [(1, 12), (1, 3), (1, 21), (2, 17)] {
             assert_eq!(tags.demand(devid, written(generation, false)), None);
         }
         // Linux has written once more.
         let later = DataTags { newest: 21, ..tags.clone() };
-        assert_eq!(later.demand(1, written(17, false)), demand(17, true, true));
+        assert_eq!(later.demand(1, written(17, false)), demand(17, true));
         assert_eq!(later.demand(1, written(17, true)), None);
         // The engine goes on.
         let writing = DataTags::writing(&tags.windows, BTreeSet::from([1]));
-        assert_eq!(writing.demand(1, written(25, true)), demand(25, false, true));
-        assert_eq!(writing.demand(1, written(7, false)), demand(7, true, true));
+        assert_eq!(writing.demand(1, written(25, true)), demand(25, true));
+        assert_eq!(writing.demand(1, written(7, false)), demand(7, true));
         assert_eq!(DataTags::default().demand(1, written(5, false)), None);
     }
 
     #[test]
     fn what_is_tolerated_attests_nothing() {
         let mismatch = |actual| Err(TagMismatch { generation: 9, actual });
-        for (may_be_untagged, may_be_unwritten, [own, none, never]) in [
-            (false, false, [Ok(true), mismatch(0), mismatch(0xFFFF)]),
-            (true, false, [Ok(true), Ok(false), mismatch(0xFFFF)]),
-            (false, true, [Ok(true), mismatch(0), Ok(false)]),
-        ] {
-            let demand = Demand { generation: 9, may_be_untagged, may_be_unwritten };
+        for (may_lack_tag, [own, none, never]) in
+            [(false, [Ok(true), mismatch(0), mismatch(0xFFFF)]), (true, [Ok(true), Ok(false), Ok(false)])]
+        {
+            let demand = Demand { generation: 9, may_lack_tag };
             assert_eq!(demand.check(&block(10, 9)), own);
             assert_eq!(demand.check(&block(0, 0)), none);
             assert_eq!(demand.check(&block(0xFFFF, u64::MAX)), never);
@@ -204,7 +198,7 @@ mod tests {
             }
         }
         let untagged = Sealed::seal(Slice::copy_from(&[1; 4096]), BlockSize::B4096, None, &Tags::default());
-        let demand = Demand { generation: 9, may_be_untagged: false, may_be_unwritten: false };
+        let demand = Demand { generation: 9, may_lack_tag: false };
         assert_eq!(demand.check(&untagged), Ok(false));
     }
 }
