@@ -32,7 +32,7 @@ pub use bench::Bench;
 pub use fs::{Fs, FsCat, FsCheck, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree, FsVerify};
 pub use fs_format::{Feature, FeatureChange, FsFormat};
 pub use fs_write::{
-    FsChmod, FsChown, FsFallocate, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume,
+    FsChmod, FsChown, FsDatasum, FsFallocate, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume,
     FsSubvolumeCommand, FsSubvolumeCreate, FsSubvolumeDelete, FsSubvolumeList, Owner,
 };
 pub use mirror::{

@@ -165,6 +165,7 @@ fn changes(command: &FsCommand) -> bool {
         | FsCommand::Ln(_)
         | FsCommand::Chmod(_)
         | FsCommand::Chown(_)
+        | FsCommand::Datasum(_)
         | FsCommand::Fallocate(_)
         | FsCommand::Snapshot(_) => true,
         FsCommand::Mount(mount) => mount.options.writes,
@@ -195,6 +196,7 @@ fn filesystems_of(command: &FsCommand) -> Vec<TargetName> {
         FsCommand::Ln(ln) => one(&ln.name),
         FsCommand::Chmod(chmod) => &chmod.names,
         FsCommand::Chown(chown) => &chown.names,
+        FsCommand::Datasum(datasum) => &datasum.names,
         FsCommand::Fallocate(fallocate) => one(&fallocate.name),
         FsCommand::Snapshot(snapshot) => one(&snapshot.to),
         FsCommand::Subvolume(subvolume) => match &subvolume.command {

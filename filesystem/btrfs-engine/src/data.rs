@@ -52,7 +52,7 @@ use crate::engine::{Engine, EngineError};
 use crate::file_map::FileEdit;
 use crate::inode::{inode_key, kind_of};
 use crate::nodes::Nodes;
-use crate::plan::{Plan, PlanContext, PlanError};
+use crate::plan::{Plan, PlanError};
 use crate::transaction::{ChangeError, Transaction};
 use crate::view::TreeView;
 use put::Written;
@@ -86,8 +86,7 @@ impl Transaction {
         self.open_tree(root)?;
         let geometry = *self.geometry();
         let view = self.view(root)?;
-        let context = PlanContext { geometry: &geometry, generation: geometry.generation, now: now() };
-        let inode = Plan::new(&view, context).inode(ino)?;
+        let inode = Plan::new(&view, self.plan_context(&geometry, now())).inode(ino)?;
         match kind_of(&inode) {
             FileType::Regular => {}
             FileType::Directory => return Err(PlanError::IsADirectory.into()),

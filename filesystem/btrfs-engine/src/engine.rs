@@ -173,6 +173,7 @@ impl Engine {
         engine.devices.restore_copies().await;
         let first = engine.commit().await?;
         engine.tagging.confirm(&engine.devices, first).await;
+        engine.transaction.borrow_mut().has_device_sums = engine.devices_without_sums().is_empty();
         Ok(engine)
     }
 
@@ -217,6 +218,13 @@ impl Engine {
     /// True if data without checksums get tags on some device.
     pub(crate) fn gives_tags(&self) -> bool {
         self.tagging.is_any()
+    }
+
+    /// The names of the devices that cannot keep the checksums of data: they have no protection information that is
+    /// visible, or do not keep application tags.
+    pub fn devices_without_sums(&self) -> Vec<String> {
+        let without = self.devices.iter().filter(|(devid, _)| !self.tagging.has(*devid));
+        without.map(|(_, device)| device.name.clone()).collect()
     }
 
     /// The devices on which a write failed: they lack changes.

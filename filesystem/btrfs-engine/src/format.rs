@@ -12,6 +12,7 @@
 //! # Examples
 //!
 //! ```
+//! use sealblock_btrfs_engine::datasum::Datasum;
 //! use sealblock_btrfs_engine::format::{DEFAULT_INCOMPAT, FormatOptions, NewDevice, SECTOR_BYTES, Stage, format};
 //! use sealblock_btrfs_format::checksum::ChecksumType;
 //! use sealblock_btrfs_format::items::chunk::Profile;
@@ -30,6 +31,7 @@
 //!     metadata: Profile::Dup,
 //!     incompat: DEFAULT_INCOMPAT,
 //!     block_group_tree: false,
+//!     datasum: Datasum::Csum,
 //! };
 //! let image = format(&options, &[NewDevice { bytes: 1 << 30, uuid: [4; 16] }])?;
 //! for stage in image.stages() {

@@ -6,8 +6,8 @@
 //!   deleted, unless the caller remembers the next one ([`Plan::set_next_ino`]).
 //! - A directory has one link, and its size is twice the length of all names in it.
 //! - A new inode inherits from its directory: the compression flags; NODATACOW, with which a regular file also gets
-//!   NODATASUM; the group and the bit, if the directory has the set-group-ID bit. It inherits no other flag, so a
-//!   directory with NODATASUM alone gives none, and nothing is born immutable.
+//!   NODATASUM; the group and the bit, if the directory has the set-group-ID bit. Other than in Linux, it inherits
+//!   where the checksums of data are kept ([`crate::datasum`]). It inherits no other flag, so nothing is born immutable.
 
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::directory::FileType;
@@ -318,7 +318,7 @@ impl<V: Items> Plan<'_, V> {
             gid: if is_grouped { directory.gid } else { owner.gid.into() },
             mode: mode.into(),
             rdev: 0.into(),
-            flags: inherited_flags(directory.flags(), kind).bits().into(),
+            flags: inherited_flags(directory.flags(), kind, self.context.has_device_sums).bits().into(),
             sequence: 0.into(),
             reserved: [0.into(); 4],
             atime: now,
@@ -341,7 +341,7 @@ pub(crate) fn items_of(ino: u64) -> std::ops::RangeInclusive<Key> {
 }
 
 /// The flags that a new inode has from its directory.
-fn inherited_flags(directory: InodeFlags, kind: FileType) -> InodeFlags {
+fn inherited_flags(directory: InodeFlags, kind: FileType, has_device_sums: bool) -> InodeFlags {
     // A directory with both does not compress.
     let is_plain = directory.contains(InodeFlags::NOCOMPRESS);
     let mut flags = directory & if is_plain { InodeFlags::NOCOMPRESS } else { InodeFlags::COMPRESS };
@@ -349,7 +349,7 @@ fn inherited_flags(directory: InodeFlags, kind: FileType) -> InodeFlags {
         flags |= InodeFlags::NODATACOW;
         flags.set(InodeFlags::NODATASUM, kind == FileType::Regular);
     }
-    flags
+    flags | crate::datasum::inherited(directory, kind, has_device_sums)
 }
 
 #[cfg(test)]

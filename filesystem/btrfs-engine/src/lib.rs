@@ -55,6 +55,7 @@ pub mod chunks;
 pub mod cow;
 pub mod csums;
 pub mod data;
+pub mod datasum;
 pub mod drop;
 mod editor;
 pub mod engine;

@@ -33,6 +33,7 @@ use zerocopy::{FromZeros, IntoBytes};
 pub use entries::DirectoryEntry;
 pub use rename::{MovedSubvolume, RenameMode, Renamed};
 
+use crate::datasum::Datasum;
 use crate::inode::{DEVICE_TOO_LARGE, Ownership, inode_key, kind_of};
 use crate::plan::{Plan, PlanError};
 use crate::view::Items;
@@ -95,18 +96,20 @@ pub struct Unlinked {
 }
 
 impl<V: Items> Plan<'_, V> {
-    /// The directory at the top of a new subvolume, whose tree is empty: inode 256, with the name `..` in itself.
+    /// The directory at the top of a new subvolume, whose tree is empty: inode 256, with the name `..` in itself. It
+    /// inherits where the checksums of data are kept, and nothing else.
     ///
     /// # Errors
     /// [`PlanError::Exists`] if the tree has items.
-    pub fn create_top(&mut self, owner: &Ownership) -> Result<(), PlanError> {
+    pub fn create_top(&mut self, owner: &Ownership, datasum: Datasum) -> Result<(), PlanError> {
         self.attempt(|plan| {
             if plan.first(Key::MIN..=Key::MAX)?.is_some() {
                 return Err(PlanError::Exists);
             }
             let ino = objectid::FIRST_FREE;
             let inode = plan.new_inode(&InodeItem::new_zeroed(), FileType::Directory, owner);
-            plan.put(inode_key(ino), InodeItem { nlink: 1.into(), ..inode }.as_bytes().to_vec())?;
+            let flags = datasum.flags_of_directory().bits().into();
+            plan.put(inode_key(ino), InodeItem { nlink: 1.into(), flags, ..inode }.as_bytes().to_vec())?;
             plan.add_backref(ino, ino, 0, b"..")
         })
     }

@@ -21,8 +21,10 @@ mod space;
 mod subvolumes;
 
 use sealblock_btrfs_format::items::inode::{InodeFlags, InodeItem, Timespec};
+use sealblock_btrfs_format::superblock::Geometry;
 
 use crate::change::Change;
+use crate::datasum::Datasum;
 use crate::engine::{Engine, EngineError};
 use crate::inode::{AttributeChanges, Ownership};
 use crate::names::{NewFile, Place, Unlinked};
@@ -180,6 +182,21 @@ impl Engine {
         self.run_operation(operation, |plan| plan.set_flags(ino, wanted)).await
     }
 
+    /// Sets where the checksums of the data of an empty file are kept, or of those of new files in a directory.
+    ///
+    /// # Errors
+    /// Those of [`Plan::set_datasum`], of the subvolume, and of the engine.
+    pub async fn set_datasum(
+        &self,
+        root: u64,
+        ino: u64,
+        datasum: Datasum,
+        now: Timespec,
+    ) -> Result<InodeItem, EngineError> {
+        let operation = Operation { root, now, directories: &[], frees_space: false };
+        self.run_operation(operation, |plan| plan.set_datasum(ino, datasum)).await
+    }
+
     /// Sets an extended attribute.
     ///
     /// # Errors
@@ -234,7 +251,12 @@ impl Transaction {
         plan_it: impl FnOnce(&mut SubvolumePlan<'_>) -> Result<T, PlanError>,
     ) -> Result<T, ChangeError> {
         let (view, geometry) = (self.view(root)?, *self.geometry());
-        let mut plan = Plan::new(&view, PlanContext { geometry: &geometry, generation: self.generation(), now });
+        let mut plan = Plan::new(&view, self.plan_context(&geometry, now));
         Ok(plan_it(&mut plan)?)
+    }
+
+    /// What a plan needs to know of this transaction. `geometry` is a copy of its own.
+    pub fn plan_context<'a>(&self, geometry: &'a Geometry, now: Timespec) -> PlanContext<'a> {
+        PlanContext { geometry, generation: self.generation(), now, has_device_sums: self.has_device_sums }
     }
 }

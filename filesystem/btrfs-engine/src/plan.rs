@@ -7,6 +7,7 @@
 //! ```
 //! use std::collections::BTreeMap;
 //!
+//! use sealblock_btrfs_engine::datasum::Datasum;
 //! use sealblock_btrfs_engine::inode::Ownership;
 //! use sealblock_btrfs_engine::names::{NewFile, Place};
 //! use sealblock_btrfs_engine::plan::{Plan, PlanContext, PlanError};
@@ -25,12 +26,13 @@
 //! let owner = Ownership { uid: 0, gid: 0, permissions: 0o755 };
 //! let top = 256;
 //!
-//! let mut plan = Plan::new(&items, PlanContext { geometry: &geometry, generation: 9, now });
-//! plan.create_top(&owner)?;
+//! let context = PlanContext { geometry: &geometry, generation: 9, now, has_device_sums: false };
+//! let mut plan = Plan::new(&items, context);
+//! plan.create_top(&owner, Datasum::Csum)?;
 //! let ino = plan.create(Place { directory: top, name: b"file" }, NewFile::Regular, &owner)?;
 //! plan.set_xattr(ino, b"user.a", b"value", XattrMode::Create)?;
 //! plan.link(ino, Place { directory: top, name: b"another name" })?;
-//! assert_eq!(plan.create_top(&owner), Err(PlanError::Exists));
+//! assert_eq!(plan.create_top(&owner, Datasum::Csum), Err(PlanError::Exists));
 //! // The inode, its names and its attribute; that of the directory, and two items for each entry.
 //! assert_eq!(plan.into_changes().len(), 3 + 2 + 2 * 2);
 //! # Ok::<(), PlanError>(())
@@ -165,6 +167,8 @@ pub struct PlanContext<'a> {
     pub generation: u64,
     /// The time that inodes get.
     pub now: Timespec,
+    /// True if all devices can keep the checksums of data ([`crate::datasum`]).
+    pub has_device_sums: bool,
 }
 
 impl PlanContext<'_> {
@@ -273,7 +277,8 @@ mod tests {
     #[test]
     fn an_operation_that_fails_leaves_the_plan_as_it_was() {
         let (items, geometry) = (BTreeMap::new(), geometry());
-        let mut plan = Plan::new(&items, PlanContext { geometry: &geometry, generation: 9, now: time(1) });
+        let context = PlanContext { geometry: &geometry, generation: 9, now: time(1), has_device_sums: false };
+        let mut plan = Plan::new(&items, context);
         let key = |number| Key::new(number, ItemType::XATTR_ITEM, 0);
         plan.attempt(|plan| plan.put(key(1), vec![1])).unwrap();
         let result: Result<(), _> = plan.attempt(|plan| {

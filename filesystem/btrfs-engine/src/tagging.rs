@@ -48,6 +48,11 @@ impl Tagging {
         !self.tagged.borrow().is_empty()
     }
 
+    /// True if a device gets tags.
+    pub fn has(&self, devid: u64) -> bool {
+        self.tagged.borrow().contains(&devid)
+    }
+
     /// After the first commit, before any data are read: demands tags of the devices that keep them.
     pub async fn confirm(&self, devices: &DeviceSet, generation: u64) {
         let all: Vec<u64> = self.tagged.borrow().iter().copied().collect();

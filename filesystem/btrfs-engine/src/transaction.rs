@@ -69,6 +69,8 @@ pub struct Transaction {
     pub highest_subvolume: u64,
     /// The superblock of the last transaction, with the system chunks of the open one.
     pub superblock: Superblock,
+    /// True if all devices can keep the checksums of data ([`crate::datasum`]).
+    pub has_device_sums: bool,
     changes: u64,
 }
 
@@ -93,6 +95,7 @@ impl Transaction {
             chunks,
             highest_subvolume: 0,
             superblock: *superblock,
+            has_device_sums: false,
             changes: 0,
         };
         let root = |bytenr: u64, level, generation| RootNode { bytenr, level, generation };

@@ -22,7 +22,7 @@ use crate::chunk_map::Place;
 use crate::error::{BadCopy, CopyFault, FsError};
 pub use crate::superblocks::uuid;
 use crate::superblocks::{Copies, IntactCopy, Used, read_blocks, read_bytes};
-use crate::tags::{DataTags, WrittenIn, has_tag_of};
+use crate::tags::{DataTags, Demand, WrittenIn, has_tag_of};
 
 /// The maximum number of devices of one filesystem.
 pub const MAX_DEVICES: usize = 256;
@@ -248,7 +248,7 @@ impl DeviceSet {
     /// If they cannot be read, or are others; the error has the reason.
     pub async fn read_tagged(&self, place: Place, bytes: u64, written: WrittenIn) -> Result<(Slice, bool), CopyFault> {
         let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
-        let demand = self.tags.borrow().demand(place.devid, written);
+        let demand = self.demand(place.devid, written);
         let blocks = read_blocks(&device.device, place.offset, bytes).await?;
         self.add_transferred(bytes);
         self.count_executed();
@@ -257,6 +257,16 @@ impl DeviceSet {
             None => false,
         };
         Ok((blocks.joined_data(), is_attested))
+    }
+
+    /// What is demanded of the tags of data on a device.
+    pub(crate) fn demand(&self, devid: u64, written: WrittenIn) -> Option<Demand> {
+        self.tags.borrow().demand(devid, written)
+    }
+
+    /// When data were written, if the tags of some device can show it.
+    pub(crate) fn provable(&self, written: WrittenIn) -> Option<WrittenIn> {
+        self.tags.borrow().demand_anywhere(written).map(|_| written)
     }
 
     /// True if the first superblock of a device has the tag of the transaction in which it was written, and the device so

@@ -16,10 +16,11 @@
 
 use std::collections::BTreeSet;
 
+use sealblock_block::Expectations;
 use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::own_windows::OwnWindows;
 use sealblock_btrfs_format::superblock::Superblock;
-use sealblock_integrity::{PiFormat, Sealed, Tags};
+use sealblock_integrity::{Checks, Masked, PiFormat, Sealed, Tags};
 
 /// Tags from 1 on: 0 is what programs write that give none, and FFFFh disables checks.
 const TAGS: u64 = 0xFFFE;
@@ -29,7 +30,7 @@ const UNTAGGED: u16 = 0;
 const UNWRITTEN: u16 = 0xFFFF;
 
 /// When data without checksums were written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct WrittenIn {
     /// The transaction that the file's item has.
     pub generation: u64,
@@ -73,6 +74,26 @@ pub struct Demand {
 }
 
 impl Demand {
+    /// Blocks that meet these have the tag.
+    pub(crate) fn strict(&self, format: PiFormat) -> Expectations {
+        Expectations::new(Checks { checks_escapes: true, ..self.checks(format) })
+    }
+
+    /// Blocks that meet any of these have the tag, or lack one where they may.
+    pub(crate) fn lenient(&self, format: PiFormat) -> impl Iterator<Item = Expectations> + use<> {
+        let app_tag = Some(Masked { expected: UNTAGGED, mask: u16::MAX });
+        // Blocks that were never written meet both.
+        let all = [self.checks(format), Checks { app_tag, ..Checks::NONE }].map(Expectations::new);
+        all.into_iter().take(if self.may_lack_tag { all.len() } else { 0 })
+    }
+
+    fn checks(&self, format: PiFormat) -> Checks {
+        let app_tag = Some(Masked { expected: tag_of(self.generation), mask: u16::MAX });
+        let mask = format.storage_tag_mask();
+        let storage_tag = Masked { expected: storage_tag(format, self.generation), mask };
+        Checks { app_tag, storage_tag: (mask != 0).then_some(storage_tag), ..Checks::NONE }
+    }
+
     /// Checks the tags of blocks. Returns true if all of them show that the data are those of the transaction.
     ///
     /// # Errors
@@ -124,9 +145,14 @@ impl DataTags {
 
     /// What is demanded of data on a device; `None` if nothing can be.
     pub fn demand(&self, devid: u64, written: WrittenIn) -> Option<Demand> {
+        self.demand_anywhere(written).filter(|_| self.tagged.contains(&devid))
+    }
+
+    /// What is demanded of data on devices with tags; `None` if nothing can be, or there is no such device.
+    pub(crate) fn demand_anywhere(&self, written: WrittenIn) -> Option<Demand> {
         let WrittenIn { generation, is_in_place } = written;
         let has_other = self.windows.has_other_after(generation, self.newest);
-        let is_own = self.tagged.contains(&devid) && self.windows.contains(generation) && !(is_in_place && has_other);
+        let is_own = !self.tagged.is_empty() && self.windows.contains(generation) && !(is_in_place && has_other);
         // Another program may also have let this file share zeroes of one that is written in place.
         is_own.then_some(Demand { generation, may_lack_tag: is_in_place || has_other })
     }

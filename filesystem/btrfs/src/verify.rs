@@ -7,7 +7,8 @@
 //! Invariants:
 //! - The verdict is "clean" only if every copy of everything in use was checked against a checksum or protection
 //!   information. Data that could not be checked are counted by reason ([`WhyUnchecked`]). Data without a checksum
-//!   never count as clean merely because they could be read.
+//!   never count as clean merely because they could be read, nor because a device finds them intact: that they are those
+//!   that were written last is shown by their tags only ([`crate::tags`]).
 //! - Nothing is written.
 //! - Memory is limited ([`VerifyOptions`]); what does not fit counts as unchecked.
 
@@ -18,6 +19,7 @@ mod leaves;
 pub(crate) mod ranges;
 mod report;
 mod rows;
+mod seals;
 mod session;
 mod strips;
 mod trees;
@@ -93,7 +95,7 @@ async fn scan(session: &Session<'_>) -> Result<(), Stopped> {
     if let Some(tree) = sums {
         data::check_sums(session, tree).await?;
     }
-    data::check_unsummed(session, leaves.unsummed.iter()).await?;
+    data::check_unsummed(session, leaves.unsummed.with_values()).await?;
     rows::check_parity(session, &seen, &leaves).await?;
     subvolumes.push(session.fs.root_tree());
     finish(session, &subvolumes).await

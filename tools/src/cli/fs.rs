@@ -10,7 +10,8 @@ use sealblock_stack::quantity::Rate;
 use super::mount_options::MountOptions;
 use super::values::filesystem;
 use super::{
-    FsChmod, FsChown, FsFallocate, FsFormat, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume, Mode,
+    FsChmod, FsChown, FsDatasum, FsFallocate, FsFormat, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot,
+    FsSubvolume, Mode,
 };
 
 const NAMES: &str = "\
@@ -77,6 +78,8 @@ pub enum FsCommand {
     Chmod(FsChmod),
     /// Set the owners of files.
     Chown(FsChown),
+    /// Set where the checksums of data are kept: in the tree of checksums, or by the devices.
+    Datasum(FsDatasum),
     /// Allocate space for a file in advance, or make a hole in it.
     Fallocate(FsFallocate),
     /// Make a snapshot of a subvolume.

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use sealblock_btrfs_engine::datasum::Datasum;
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::features::Incompat;
 use sealblock_btrfs_format::items::chunk::Profile;
@@ -15,6 +16,12 @@ const CHECKSUMS: &values::Names<ChecksumType> = &[
     ("xxhash64", "64 bits", ChecksumType::XxHash64),
     ("sha256", "256 bits, cryptographic", ChecksumType::Sha256),
     ("blake2b", "256 bits, cryptographic and faster than sha256", ChecksumType::Blake2b),
+];
+
+/// Where checksums of data can be kept.
+pub(super) const DATASUMS: &values::Names<Datasum> = &[
+    ("csum", "in the tree of checksums", Datasum::Csum),
+    ("device", "with the blocks, by devices with protection information", Datasum::Device),
 ];
 
 const PROFILES: [(&str, &str, Profile); 9] = [
@@ -100,6 +107,10 @@ pub struct FsFormat {
     /// The checksum of data and metadata.
     #[arg(long, value_name = "TYPE", default_value = "crc32c", value_parser = one_of(CHECKSUMS))]
     pub csum: ChecksumType,
+    /// Where the checksums of the data of new files are kept: in the tree of checksums, or by the devices, which must have
+    /// protection information. Files can have their own choice (`fs datasum`).
+    #[arg(long, value_name = "WHERE", default_value = "csum", value_parser = one_of(DATASUMS))]
+    pub datasum: Datasum,
     /// The size of metadata nodes: 4KiB, 8KiB, 16KiB, 32KiB or 64KiB. [default: 16KiB; 4KiB with --mixed]
     #[arg(long, value_name = "SIZE")]
     pub node_size: Option<ByteCount>,

@@ -4,11 +4,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use sealblock_btrfs_engine::datasum::Datasum;
 use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::quantity::Time;
 use sealblock_units::ByteCount;
 
-use super::values::filesystem;
+use super::fs_format::DATASUMS;
+use super::values::{filesystem, one_of};
 
 /// The most bits of a mode below the file type.
 const PERMISSIONS: u32 = 0o7777;
@@ -70,6 +72,9 @@ pub struct FsPut {
     /// The time between two commits, each of which makes durable what was copied so far.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub commit_interval: Time,
+    /// Where the checksums of the data of the copies are kept. [default: as in the directory that it is in]
+    #[arg(long, value_name = "WHERE", value_parser = one_of(DATASUMS))]
+    pub datasum: Option<Datasum>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -92,6 +97,9 @@ pub struct FsMkdir {
     /// Numbers of the owner and group. [default: those of this process]
     #[arg(long, value_name = "UID:GID", value_parser = owner)]
     pub owner: Option<Owner>,
+    /// Where the checksums of the data of new files in it are kept. [default: as in the directory that it is in]
+    #[arg(long, value_name = "WHERE", value_parser = one_of(DATASUMS))]
+    pub datasum: Option<Datasum>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -212,6 +220,27 @@ pub struct FsChown {
     pub json: bool,
 }
 
+/// Arguments of `fs datasum`.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  sealblock fs datasum device disk.img/srv/database\n  \
+    sealblock fs datasum csum disk.img/home\n\n\
+    With `device`, the devices make, store and check the checksums of data, and the trees have none of them. All devices must \
+    have protection information. Linux mounts such a filesystem, and reads and writes such files (NODATASUM); files that \
+    it makes in such a directory have checksums in the tree.\n\n\
+    The checksums of files with data stay where they are: copy such a file into the directory.")]
+pub struct FsDatasum {
+    /// Where the checksums of data are kept.
+    #[arg(value_name = "WHERE", value_parser = one_of(DATASUMS))]
+    pub datasum: Datasum,
+    /// Directories, for what is made in them from now on, and empty files, all in one filesystem. Symbolic links are
+    /// followed.
+    #[arg(value_name = "FILESYSTEM[/PATH]", required = true, value_parser = filesystem())]
+    pub names: Vec<FilesystemName>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `fs fallocate`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  sealblock fs fallocate --length 10GiB disk.img/vm.raw\n  \
@@ -304,6 +333,9 @@ pub struct FsSubvolumeCreate {
     /// Numbers of the owner and group. [default: those of this process]
     #[arg(long, value_name = "UID:GID", value_parser = owner)]
     pub owner: Option<Owner>,
+    /// Where the checksums of the data of new files in it are kept. [default: as in the directory that it is in]
+    #[arg(long, value_name = "WHERE", value_parser = one_of(DATASUMS))]
+    pub datasum: Option<Datasum>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

@@ -1,13 +1,14 @@
 //! `sealblock fs`: looks into Btrfs filesystems, wherever they lie, makes new ones, and changes them.
 //!
 //! Everything is read by this process from the targets, and checked as it is read. `format` writes new filesystems; the
-//! commands of `allocate`, `names`, `put`, `remove` and `subvolumes` change them through [`write`].
+//! commands of `allocate`, `datasum`, `names`, `put`, `remove` and `subvolumes` change them through [`write`].
 //!
 //! `mount` shows a filesystem to programs until it is unmounted, and with `-o rw` lets them change it.
 
 mod allocate;
 mod check;
 mod copy;
+mod datasum;
 mod dead;
 mod extract;
 mod format;
@@ -54,6 +55,7 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Ln(arguments) => names::ln(arguments),
         FsCommand::Chmod(arguments) => names::chmod(arguments),
         FsCommand::Chown(arguments) => names::chown(arguments),
+        FsCommand::Datasum(arguments) => datasum::run(arguments),
         FsCommand::Fallocate(arguments) => allocate::run(arguments),
         FsCommand::Snapshot(arguments) => subvolumes::snapshot(arguments),
         FsCommand::Subvolume(arguments) => subvolumes::run(arguments),

@@ -10,7 +10,7 @@ use super::files::FileId;
 use super::info::{FileInfo, now};
 use super::io::Content;
 use crate::file_map::{InlinePart, MAX_INLINE_BYTES};
-use crate::plan::{Plan, PlanContext};
+use crate::plan::Plan;
 use crate::transaction::{ChangeError, Transaction};
 use crate::xattrs::COMPRESSION;
 
@@ -48,8 +48,7 @@ impl Transaction {
         }
         let geometry = *self.geometry();
         let view = self.view(id.root)?;
-        let context = PlanContext { geometry: &geometry, generation: geometry.generation, now: now() };
-        let plan = Plan::new(&view, context);
+        let plan = Plan::new(&view, self.plan_context(&geometry, now()));
         let by_value = plan.xattr(id.ino, COMPRESSION)?.and_then(method_of);
         let by_flag = info.has(InodeFlags::COMPRESS).then_some(Method::Zlib { level: DEFAULT_ZLIB_LEVEL });
         Ok(by_value.or(by_flag))

@@ -15,7 +15,7 @@ use sealblock_btrfs_format::items::directory::{DirEntry, FileType};
 use sealblock_btrfs_format::items::entries::Entry;
 use sealblock_btrfs_format::items::extent::{ExtentFlags, TreeBlockInfo};
 use sealblock_btrfs_format::items::extent_buf::{ExtentItemBuf, KeyedRefs};
-use sealblock_btrfs_format::items::inode::{InodeItem, InodeRef};
+use sealblock_btrfs_format::items::inode::{InodeFlags, InodeItem, InodeRef};
 use sealblock_btrfs_format::items::root::RootItemBuf;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::names::name_hash;
@@ -24,6 +24,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::layout::{BlockGroup, Layout, PlannedDevice};
 use super::options::{FormatError, FormatOptions, GENERATION};
 use super::shapes::{Items, Trees};
+use crate::datasum::Datasum;
 
 /// Counters of a device: write, read, flush, corruption and generation errors.
 const DEV_STATS: [u8; 40] = [0; 40];
@@ -70,7 +71,9 @@ pub(super) fn all(
                 objectid::DEV_TREE => device_tree(options, layout),
                 objectid::FS_TREE | objectid::DATA_RELOC_TREE => {
                     let mut items = Items::new();
-                    push_top_directory(options, objectid::FIRST_FREE, objectid::FIRST_FREE, &mut items)?;
+                    let datasum = if owner == objectid::FS_TREE { options.datasum } else { Datasum::Csum };
+                    let flags = datasum.flags_of_directory();
+                    push_top_directory(options, [objectid::FIRST_FREE; 2], flags, &mut items)?;
                     items
                 }
                 objectid::UUID_TREE => vec![uuid_item(options)],
@@ -153,7 +156,7 @@ fn root_tree(options: &FormatOptions, trees: &Trees) -> Result<Items, FormatErro
         items.push((Key::new(*owner, ItemType::ROOT_ITEM, 0), root.encode()));
     }
     let directory = objectid::ROOT_TREE_DIR;
-    push_top_directory(options, directory, directory, &mut items)?;
+    push_top_directory(options, [directory; 2], InodeFlags::empty(), &mut items)?;
     let location = Key::new(objectid::FS_TREE, ItemType::ROOT_ITEM, u64::MAX);
     let entry = DirEntry { location, transid: 0, kind: FileType::Directory as u8, name: DEFAULT, data: b"" };
     items.push((Key::new(directory, ItemType::DIR_ITEM, name_hash(DEFAULT)), encoded(&entry)?));
@@ -164,8 +167,14 @@ fn root_tree(options: &FormatOptions, trees: &Trees) -> Result<Items, FormatErro
 }
 
 /// A top directory, which is its own parent.
-fn push_top_directory(options: &FormatOptions, ino: u64, parent: u64, items: &mut Items) -> Result<(), FormatError> {
-    let inode = InodeItem::new_top_directory(GENERATION, options.time);
+fn push_top_directory(
+    options: &FormatOptions,
+    [ino, parent]: [u64; 2],
+    flags: InodeFlags,
+    items: &mut Items,
+) -> Result<(), FormatError> {
+    let top = InodeItem::new_top_directory(GENERATION, options.time);
+    let inode = InodeItem { flags: flags.bits().into(), ..top };
     items.push((Key::new(ino, ItemType::INODE_ITEM, 0), inode.as_bytes().to_vec()));
     let name = InodeRef { index: 0, name: PARENT };
     items.push((Key::new(ino, ItemType::INODE_REF, parent), encoded(&name)?));

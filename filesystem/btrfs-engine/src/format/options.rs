@@ -16,6 +16,8 @@ use sealblock_btrfs_format::refusal::Refusal;
 use sealblock_btrfs_format::superblock::{MAX_NODE_BYTES, SuperblockError};
 use sealblock_btrfs_format::superblock_edit::SysChunkError;
 
+use crate::datasum::Datasum;
+
 /// The transaction that writes everything.
 pub(super) const GENERATION: u64 = 1;
 /// The only size of sectors that is written.
@@ -55,6 +57,8 @@ pub struct FormatOptions {
     /// True if block groups have a tree of their own, which large filesystems open faster with. Linux knows it since
     /// 6.1.
     pub block_group_tree: bool,
+    /// Where the checksums of the data of new files are kept.
+    pub datasum: Datasum,
 }
 
 /// A device of the new filesystem. Devices are numbered from 1, in their order.

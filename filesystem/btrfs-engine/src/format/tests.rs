@@ -16,6 +16,7 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
 use super::*;
+use crate::datasum::Datasum;
 
 const MIB: u64 = 1 << 20;
 const SECTOR: u64 = SECTOR_BYTES as u64;
@@ -35,6 +36,7 @@ fn options(number: u8) -> FormatOptions {
         metadata: Profile::Dup,
         incompat: DEFAULT_INCOMPAT,
         block_group_tree: false,
+        datasum: Datasum::Csum,
     }
 }
 

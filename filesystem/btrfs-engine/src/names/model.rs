@@ -15,6 +15,7 @@ use sealblock_btrfs_format::names::name_hash;
 use sealblock_btrfs_format::node::{ITEM_HEAD_BYTES, leaf_capacity};
 use sealblock_btrfs_format::superblock::Geometry;
 
+use crate::datasum::Datasum;
 use crate::inode::Ownership;
 use crate::plan::{Plan, PlanContext, PlanError};
 
@@ -46,14 +47,14 @@ pub(crate) fn time(seconds: i64) -> Timespec {
 }
 
 pub(crate) fn context(geometry: &Geometry) -> PlanContext<'_> {
-    PlanContext { geometry, generation: GENERATION, now: time(50) }
+    PlanContext { geometry, generation: GENERATION, now: time(50), has_device_sums: false }
 }
 
 /// The tree of a new subvolume.
 pub(crate) fn new_tree() -> Tree {
     let (mut tree, geometry) = (Tree::new(), geometry());
     let mut plan = Plan::new(&tree, PlanContext { generation: 1, now: time(1), ..context(&geometry) });
-    plan.create_top(&Ownership { uid: 0, gid: 0, permissions: 0o755 }).unwrap();
+    plan.create_top(&Ownership { uid: 0, gid: 0, permissions: 0o755 }, Datasum::Csum).unwrap();
     let changes = plan.into_changes();
     apply(&mut tree, changes);
     tree

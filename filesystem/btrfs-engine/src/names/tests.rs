@@ -11,6 +11,7 @@ use super::model::{
     GENERATION, OWNER, TOP, Tree, apply, change, check, colliding_names, context, geometry, new_tree, time,
 };
 use super::{DirectoryEntry, MAX_LINKS, NewFile, Place, RenameMode, Renamed, Unlinked};
+use crate::datasum::Datasum;
 use crate::inode::Ownership;
 use crate::plan::{Plan, PlanError};
 
@@ -43,7 +44,7 @@ fn the_top_directory_has_the_items_of_an_empty_subvolume() {
     assert_eq!(tree.len(), 2);
     let names = &tree[&Key::new(TOP, ItemType::INODE_REF, TOP)];
     assert_eq!(names, b"\0\0\0\0\0\0\0\0\x02\0..");
-    let error = change(&mut tree, |plan| plan.create_top(&OWNER));
+    let error = change(&mut tree, |plan| plan.create_top(&OWNER, Datasum::Csum));
     assert_eq!(error, Err(PlanError::Exists));
 }
 

@@ -8,10 +8,11 @@ use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::key::{Key, objectid};
 
 use super::Taken;
+use crate::datasum::datasum_of;
 use crate::engine::{Engine, EngineError};
 use crate::inode::Ownership;
 use crate::names::Place;
-use crate::plan::{Plan, PlanContext, PlanError};
+use crate::plan::{Plan, PlanError};
 use crate::subvolumes::{Access, Entry, NewSubvolume, SubvolumeError};
 use crate::transaction::{ChangeError, Transaction};
 
@@ -60,9 +61,9 @@ impl Engine {
             let id = transaction.next_subvolume()?;
             let new = self.plan_subvolume_entry(transaction, to, id, now)?;
             let (nothing, geometry) = (BTreeMap::<Key, Vec<u8>>::new(), *transaction.geometry());
-            let generation = transaction.generation();
-            let mut top = Plan::new(&nothing, PlanContext { geometry: &geometry, generation, now });
-            top.create_top(owner)?;
+            let above = transaction.plan(to.root, now, |plan| plan.inode(to.place.directory))?;
+            let mut top = Plan::new(&nothing, transaction.plan_context(&geometry, now));
+            top.create_top(owner, datasum_of(&above))?;
             let subvolume = NewSubvolume { id, uuid, now, is_read_only: false };
             transaction.create_subvolume(subvolume, top.changes(), &entry(to, new.index, &new.items))?;
             self.subvolume_made(to, id, new.taken, true);

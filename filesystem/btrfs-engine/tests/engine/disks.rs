@@ -11,8 +11,9 @@ use std::task::Poll;
 use futures_executor::block_on;
 use sealblock_block::{Abilities, Device, Durability, DynDevice, Expectations, Geometry, Outcome, Request, Response};
 use sealblock_btrfs::check::{CheckOptions, check};
-use sealblock_btrfs::verify::Unwatched;
+use sealblock_btrfs::verify::{Mode, Report, Unwatched, VerifyOptions, WhyUnchecked, verify};
 use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
+use sealblock_btrfs_engine::datasum::Datasum;
 use sealblock_btrfs_engine::format::{self, DEFAULT_INCOMPAT, FormatOptions, NewDevice, SECTOR_BYTES, Stage};
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::items::chunk::Profile;
@@ -133,6 +134,7 @@ impl Disks {
             metadata,
             incompat: DEFAULT_INCOMPAT,
             block_group_tree: true,
+            datasum: Datasum::Csum,
         };
         let new = |_| NewDevice { bytes: mebibytes << 20, uuid: fastrand::u128(1..).to_le_bytes() };
         let made = format::format(&options, &(0..devices).map(new).collect::<Vec<_>>()).unwrap();
@@ -233,6 +235,20 @@ impl Disks {
         let report = check(&filesystem, CheckOptions::default(), &Unwatched).await;
         let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
         assert!(report.finding_count == 0 && report.not_checked.is_empty(), "{findings:#?} {:?}", report.not_checked);
+    }
+
+    /// Checks every copy of everything.
+    pub fn verify(&self, mode: Mode) -> Report {
+        let options = VerifyOptions { mode, ..VerifyOptions::default() };
+        block_on(verify(&self.open(), options, &Unwatched)).unwrap()
+    }
+
+    /// No copy of anything is damaged; data without checksums may be unattested.
+    pub fn assert_undamaged(&self) {
+        let Report { findings, damage_count, unchecked, .. } = self.verify(Mode::Auto);
+        let findings: Vec<String> = findings.iter().map(ToString::to_string).collect();
+        let is_known = |why: &WhyUnchecked| *why == WhyUnchecked::Unattested;
+        assert!(damage_count == 0 && unchecked.keys().all(is_known), "{findings:#?} {unchecked:?}");
     }
 
     /// `btrfs check` finds nothing, in both modes.

@@ -7,7 +7,7 @@ use sealblock_btrfs_engine::change::Change;
 use sealblock_btrfs_engine::drop::Dropped;
 use sealblock_btrfs_engine::engine::{Engine, EngineError, EngineOptions};
 use sealblock_btrfs_engine::names::Place;
-use sealblock_btrfs_engine::plan::{Plan, PlanContext};
+use sealblock_btrfs_engine::plan::Plan;
 use sealblock_btrfs_engine::subvolumes::{Entry, NewSubvolume};
 use sealblock_btrfs_engine::transaction::{ChangeError, Transaction};
 use sealblock_btrfs_format::items::inode::Timespec;
@@ -33,8 +33,7 @@ fn plan_entry(
 ) -> Result<(u64, sealblock_btrfs_format::item_changes::ItemChanges), ChangeError> {
     let view = transaction.view(parent)?;
     let geometry = *transaction.geometry();
-    let context = PlanContext { geometry: &geometry, generation: transaction.generation(), now: time() };
-    let mut plan = Plan::new(&view, context);
+    let mut plan = Plan::new(&view, transaction.plan_context(&geometry, time()));
     let place = Place { directory: TOP, name: name.as_bytes() };
     let index = match id {
         Some(id) => plan.add_subvolume_entry(place, id)?,

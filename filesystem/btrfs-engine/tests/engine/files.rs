@@ -5,7 +5,7 @@ use sealblock_btrfs_engine::change::Change;
 use sealblock_btrfs_engine::engine::{Engine, EngineError};
 use sealblock_btrfs_engine::inode::Ownership;
 use sealblock_btrfs_engine::names::{NewFile, Place};
-use sealblock_btrfs_engine::plan::{Plan, PlanContext};
+use sealblock_btrfs_engine::plan::Plan;
 use sealblock_btrfs_engine::space::{SpaceError, Use};
 use sealblock_btrfs_engine::transaction::ChangeError;
 use sealblock_btrfs_engine::xattrs::XattrMode;
@@ -43,7 +43,7 @@ pub fn create(engine: &Engine, name: &str, kind: Kind) -> u64 {
         transaction.open_tree(ROOT)?;
         let geometry = *transaction.geometry();
         let view = transaction.view(ROOT)?;
-        let mut plan = Plan::new(&view, PlanContext { geometry: &geometry, generation: geometry.generation, now });
+        let mut plan = Plan::new(&view, transaction.plan_context(&geometry, now));
         let ino = plan.create(Place { directory: 256, name: name.as_bytes() }, NewFile::Regular, &owner)?;
         match kind {
             Kind::Plain => {}

@@ -29,6 +29,7 @@ mod scan;
 mod subvolumes;
 mod tags;
 mod tasks;
+mod verified_tags;
 mod workload;
 mod zeroes;
 

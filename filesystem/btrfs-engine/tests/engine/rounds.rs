@@ -406,6 +406,7 @@ fn rounds(mut disks: Disks, seed: u64, count: usize, what: &str) {
         assert!(engine.take_bad_copies().is_empty(), "{what}");
         drop(engine);
         disks.assert_consistent();
+        disks.assert_undamaged();
         disks.save();
         if round % 4 == 3 {
             disks.assert_checked_by_program();
@@ -439,6 +440,7 @@ fn rounds(mut disks: Disks, seed: u64, count: usize, what: &str) {
         mount.unmount().unwrap();
         disks.load();
         disks.assert_consistent();
+        disks.assert_undamaged();
     }
     let Maintained { balanced, replaced, refused } = maintained;
     println!(

@@ -20,10 +20,10 @@ use crate::data_faults::{open, place, time};
 use crate::disks::{Disks, read_blocks, write_block};
 use crate::files::{Kind, ROOT, assert_content, create, read_committed, write};
 
-const SECTOR: usize = 4096;
-const MIRROR: [&str; 4] = ["-m", "raid1", "-d", "raid1"];
+pub const SECTOR: usize = 4096;
+pub const MIRROR: [&str; 4] = ["-m", "raid1", "-d", "raid1"];
 
-fn engine_on(disks: &Disks) -> Engine {
+pub fn engine_on(disks: &Disks) -> Engine {
     open(disks, EngineOptions::default()).0
 }
 
@@ -34,7 +34,7 @@ fn inode_of(filesystem: &Filesystem, ino: u64) -> Inode {
 }
 
 /// The places of a sector of a file in the last commit, and the transaction that its item has.
-fn places_of(disks: &Disks, ino: u64, at: u64) -> (Vec<Place>, u64) {
+pub fn places_of(disks: &Disks, ino: u64, at: u64) -> (Vec<Place>, u64) {
     let filesystem = disks.open();
     let inode = inode_of(&filesystem, ino);
     let part = block_on(filesystem.parts(&inode, at, at + 1)).unwrap().remove(0);
@@ -53,7 +53,7 @@ fn tuple_at(disks: &Disks, place: Place) -> Tuple {
 }
 
 /// Another write to this place, which is intact.
-fn overwrite(disks: &Disks, place: Place, generation: Option<u64>) {
+pub fn overwrite(disks: &Disks, place: Place, generation: Option<u64>) {
     let lba = place.offset / SECTOR as u64;
     let app_tag = generation.map_or(0, tag_of);
     let tags = Tags { app_tag, storage_tag: generation.unwrap_or(0), initial_ref_tag: lba };
@@ -164,7 +164,7 @@ fn what_was_written_to_the_wrong_place_or_never_is_found_and_healed() {
 }
 
 /// What a backup to a file and back does.
-fn lose_tags(memory: &MemoryDevice) {
+pub fn lose_tags(memory: &MemoryDevice) {
     for lba in 0..Device::geometry(memory).capacity_blocks {
         let block = read_blocks(memory, lba, 1);
         if block.tuples().any(|tuple| tuple.app_tag != 0xFFFF) {

@@ -8,7 +8,7 @@ use sealblock_btrfs_engine::engine::{Engine, EngineError};
 use sealblock_btrfs_engine::inode::Ownership;
 use sealblock_btrfs_engine::names::{NewFile, Place, RenameMode, Renamed};
 use sealblock_btrfs_engine::operations::{NewSnapshot, Resolved, SubvolumePlace};
-use sealblock_btrfs_engine::plan::{Plan, PlanContext};
+use sealblock_btrfs_engine::plan::Plan;
 use sealblock_btrfs_engine::transaction::{ChangeError, Transaction};
 use sealblock_btrfs_engine::xattrs::XattrMode;
 use sealblock_btrfs_format::items::inode::{InodeFlags, Timespec};
@@ -82,8 +82,7 @@ fn remove(names: &mut Names, name: &str) {
 /// The data of a new file get no checksums, and are not written in place.
 fn set_unsummed(transaction: &mut Transaction, ino: u64) -> Result<(), ChangeError> {
     let (geometry, view) = (*transaction.geometry(), transaction.view(ROOT)?);
-    let context = PlanContext { geometry: &geometry, generation: geometry.generation, now: time() };
-    let mut plan = Plan::new(&view, context);
+    let mut plan = Plan::new(&view, transaction.plan_context(&geometry, time()));
     plan.edit_inode(ino, |inode| {
         inode.flags = InodeFlags::NODATASUM.bits().into();
         Ok(())

@@ -11,6 +11,7 @@ use super::report::{BadData, DataFault, Finding, Uses, WhyUnchecked};
 use super::session::{Session, copy_of_data, is_unreachable};
 use crate::chunk_map::{Located, Place};
 use crate::error::CopyFault;
+use crate::tags::WrittenIn;
 
 /// The indices of the comparable copies of a piece; empty if there are fewer than two. With parity a piece has one
 /// copy.
@@ -24,11 +25,17 @@ pub(super) fn comparable(session: &Session<'_>, located: &Located) -> Vec<usize>
 }
 
 /// Reads these copies of a part of a piece, which fits in one request, and compares them sector by sector.
-pub(super) async fn compare(session: &Session<'_>, logical: u64, part: &Located, mirrors: &[usize]) {
+pub(super) async fn compare(
+    session: &Session<'_>,
+    logical: u64,
+    part: &Located,
+    mirrors: &[usize],
+    written: Option<WrittenIn>,
+) {
     let sector = u64::from(session.fs.storage().geometry().sector_bytes);
     let read = |mirror: &usize| {
         let mirror = *mirror;
-        async move { (mirror, read_sectors(session, logical, part, mirror).await) }
+        async move { (mirror, read_sectors(session, logical, part, mirror, written).await) }
     };
     let copies: Vec<(usize, Vec<Option<Slice>>)> = join_all(mirrors.iter().map(read)).await;
     // The start of the differing sectors that are not yet reported, and their copies.
@@ -66,7 +73,13 @@ fn tell(session: &Session<'_>, logical: u64, part: &Located, (at, bytes, mirrors
 }
 
 /// The sectors of a copy, without the unreadable ones.
-async fn read_sectors(session: &Session<'_>, logical: u64, part: &Located, mirror: usize) -> Vec<Option<Slice>> {
+async fn read_sectors(
+    session: &Session<'_>,
+    logical: u64,
+    part: &Located,
+    mirror: usize,
+    written: Option<WrittenIn>,
+) -> Vec<Option<Slice>> {
     let (devices, place) = (&session.fs.storage().devices, part.copies[mirror]);
     let sector = u64::from(session.fs.storage().geometry().sector_bytes);
     let offsets = || (0..part.bytes).step_by(sector as usize);
@@ -75,16 +88,15 @@ async fn read_sectors(session: &Session<'_>, logical: u64, part: &Located, mirro
         Err(fault) => fault,
     };
     if !matches!(&fault, CopyFault::Unreadable(error) if !is_unreachable(error)) {
-        session.bad_data(copy_of_data(logical, place, mirror, fault), part.bytes);
+        session.bad_data(copy_of_data(logical, place, mirror, fault), part.bytes, written);
         return offsets().map(|_| None).collect();
     }
     let mut sectors = Vec::new();
     for at in offsets() {
         let place = Place { offset: place.offset + at, ..place };
         let read = devices.read(place, sector).await;
-        sectors.push(
-            read.map_err(|fault| session.bad_data(copy_of_data(logical + at, place, mirror, fault), sector)).ok(),
-        );
+        let is_bad = |fault| session.bad_data(copy_of_data(logical + at, place, mirror, fault), sector, written);
+        sectors.push(read.map_err(is_bad).ok());
     }
     sectors
 }

@@ -5,23 +5,22 @@
 //! differs is halved repeatedly down to [`DIRECT_BYTES`], and only that part is read. Any other strip is read, and its
 //! sectors are checked one by one.
 //!
-//! Data without checksums are verified by the device if it has protection information. Otherwise they are read and
-//! their copies are compared, and they count as unchecked.
+//! Data without checksums are verified by the device if it has protection information ([`seals`]). Otherwise they are
+//! read and their copies are compared, and they count as unchecked.
 
 use std::rc::Rc;
 
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
-use sealblock_block::{
-    BadBlock, BadBlocks, Checksum, Device as _, Error, ErrorKind, Expectations, Request, Response, VerifyStats,
-};
+use sealblock_block::{Checksum, Device as _, Expectations, Request, Response};
 use sealblock_btrfs_format::key::ItemType;
 use sealblock_integrity::ChecksumKind;
 
 use super::copies::{comparable, compare};
 use super::report::{BadData, DataFault, Finding, Uses, WhyUnchecked};
-use super::session::{Mode, Session, Stopped, copy_of_data, is_unreachable, why_unchecked};
+use super::seals;
+use super::session::{Session, Stopped, copy_of_data, is_unreachable, why_unchecked};
 use super::strips::{Strip, strips};
 use crate::chunk_map::Located;
 use crate::cursor::{Cursor, TreeRoot};
@@ -29,13 +28,14 @@ use crate::devices::Device;
 use crate::error::{CopyFault, FsError};
 use crate::replicas::{MAX_READ_BYTES, mismatch};
 use crate::superblocks::extent_of;
+use crate::tags::WrittenIn;
 
 /// The maximum number of strips in flight.
 const STRIPS_IN_FLIGHT: usize = 16;
 /// The maximum length of a strip that a device checks, and of a run.
 const MAX_OFFLOAD_BYTES: u64 = 64 << 20;
 /// A strip with a wrong checksum is halved down to this size, which is then read.
-const DIRECT_BYTES: u64 = 64 << 10;
+pub(super) const DIRECT_BYTES: u64 = 64 << 10;
 
 /// Consecutive sectors, and their checksums.
 pub(super) struct Run {
@@ -43,8 +43,26 @@ pub(super) struct Run {
     pub logical: u64,
     /// The number of bytes.
     pub bytes: u64,
-    /// The checksums, in order; empty for data without checksums.
-    pub sums: Option<Vec<u8>>,
+    /// What they are checked against.
+    pub proof: Proof,
+}
+
+/// What data are checked against.
+pub(super) enum Proof {
+    /// The checksums of sectors, in order.
+    Sums(Vec<u8>),
+    /// The tags that data without checksums have, if any can be demanded.
+    Tags(Option<WrittenIn>),
+}
+
+impl Run {
+    /// When data without checksums were written, if tags can show it.
+    fn written(&self) -> Option<WrittenIn> {
+        match self.proof {
+            Proof::Sums(_) => None,
+            Proof::Tags(written) => written,
+        }
+    }
 }
 
 /// Strips in flight.
@@ -80,10 +98,16 @@ impl<'s, 'a> Pipeline<'s, 'a> {
     }
 
     /// Starts to check a piece of data without checksums whose copies can only be compared.
-    async fn push_compared(&mut self, logical: u64, located: Located, mirrors: Rc<[usize]>) -> Result<(), Stopped> {
+    async fn push_compared(
+        &mut self,
+        logical: u64,
+        located: Located,
+        mirrors: Rc<[usize]>,
+        written: Option<WrittenIn>,
+    ) -> Result<(), Stopped> {
         let session = self.session;
         let others = strips(&session.fs.storage().map, logical, located.bytes, self.most_bytes).0;
-        let run = Rc::new(Run { logical, bytes: located.bytes, sums: None });
+        let run = Rc::new(Run { logical, bytes: located.bytes, proof: Proof::Tags(written) });
         for strip in others.into_iter().filter(|strip| !mirrors.contains(&strip.mirror)) {
             self.make_room().await?;
             let run = Rc::clone(&run);
@@ -93,7 +117,8 @@ impl<'s, 'a> Pipeline<'s, 'a> {
             self.make_room().await?;
             let part = located.part(at, MAX_READ_BYTES.min(located.bytes - at));
             let mirrors = Rc::clone(&mirrors);
-            self.in_flight.push(Box::pin(async move { compare(session, logical + at, &part, &mirrors).await }));
+            self.in_flight
+                .push(Box::pin(async move { compare(session, logical + at, &part, &mirrors, written).await }));
         }
         Ok(())
     }
@@ -122,7 +147,7 @@ pub(super) async fn check_sums(session: &Session<'_>, tree: TreeRoot) -> Result<
     let (sector, sum) = (u64::from(geometry.sector_bytes), geometry.checksum.bytes());
     let mut pipeline = Pipeline::new(session);
     let mut cursor = Cursor::all(session.fs.nodes(), tree);
-    let mut run = Run { logical: 0, bytes: 0, sums: Some(Vec::new()) };
+    let (mut run, mut of_run) = ((0, 0), Vec::new());
     loop {
         let (key, sums) = match cursor.next().await {
             Ok(None) => break,
@@ -131,19 +156,22 @@ pub(super) async fn check_sums(session: &Session<'_>, tree: TreeRoot) -> Result<
             Ok(Some(_)) | Err(_) => continue,
         };
         let (logical, bytes) = (key.offset, (sums.len() / sum) as u64 * sector);
-        let end = run.logical + run.bytes;
-        if run.bytes > 0 && logical < end {
+        let (start, run_bytes) = run;
+        let end = start + run_bytes;
+        if run_bytes > 0 && logical < end {
             session.found(Finding::Tree { tree: tree.id, error: overlap(logical, end) });
         }
-        if run.bytes == 0 || logical != end || run.bytes + bytes > MAX_OFFLOAD_BYTES {
-            let next = Run { logical, bytes, sums: Some(sums.to_vec()) };
-            pipeline.push(std::mem::replace(&mut run, next)).await?;
+        if run_bytes == 0 || logical != end || run_bytes + bytes > MAX_OFFLOAD_BYTES {
+            let proof = Proof::Sums(std::mem::replace(&mut of_run, sums.to_vec()));
+            run = (logical, bytes);
+            pipeline.push(Run { logical: start, bytes: run_bytes, proof }).await?;
         } else {
-            run.sums.get_or_insert_default().extend_from_slice(sums);
-            run.bytes += bytes;
+            of_run.extend_from_slice(sums);
+            run.1 += bytes;
         }
     }
-    pipeline.push(run).await?;
+    let (logical, bytes) = run;
+    pipeline.push(Run { logical, bytes, proof: Proof::Sums(of_run) }).await?;
     pipeline.drain().await
 }
 
@@ -152,14 +180,15 @@ fn overlap(logical: u64, end: u64) -> FsError {
     FsError::Contradiction { what: "the tree of checksums".into(), why }
 }
 
-/// Checks data that have no checksums.
+/// Checks data that have no checksums, with what their tags must show.
 pub(super) async fn check_unsummed(
     session: &Session<'_>,
-    ranges: impl Iterator<Item = (u64, u64)>,
+    ranges: impl Iterator<Item = (Option<WrittenIn>, u64, u64)>,
 ) -> Result<(), Stopped> {
     let map = &session.fs.storage().map;
     let mut pipeline = Pipeline::new(session);
-    for (start, end) in ranges {
+    for (written, start, end) in ranges {
+        let run = |from, to| Run { logical: from, bytes: to - from, proof: Proof::Tags(written) };
         // The data from `from` up to `at` have not been started.
         let (mut from, mut at) = (start, start);
         while at < end {
@@ -171,17 +200,17 @@ pub(super) async fn check_unsummed(
                 None => map.next_chunk(at).map_or(most, |next| most.min(next - at)),
             };
             if (!mirrors.is_empty() || at + bytes - from > MAX_OFFLOAD_BYTES) && from < at {
-                pipeline.push(Run { logical: from, bytes: at - from, sums: None }).await?;
+                pipeline.push(run(from, at)).await?;
                 from = at;
             }
             at += bytes;
             if let Some(located) = located.filter(|_| !mirrors.is_empty()) {
-                pipeline.push_compared(at - bytes, located, mirrors.into()).await?;
+                pipeline.push_compared(at - bytes, located, mirrors.into(), written).await?;
                 from = at;
             }
         }
         if from < end {
-            pipeline.push(Run { logical: from, bytes: end - from, sums: None }).await?;
+            pipeline.push(run(from, end)).await?;
         }
     }
     pipeline.drain().await
@@ -192,12 +221,12 @@ async fn check_strip(session: &Session<'_>, run: &Run, strip: &Strip) {
         session.unchecked(WhyUnchecked::MissingDevice, strip.bytes);
         return;
     };
-    match run.sums {
-        Some(_) if session.offloads(device) => check_by_device(session, device, run, strip).await,
-        Some(_) => check_by_reading(session, run, strip, 0, strip.bytes).await,
-        None if device.is_stale => session.unchecked(WhyUnchecked::StaleDevice, strip.bytes),
-        None if device.has_seals() => check_seals(session, device, strip).await,
-        None => check_by_reading(session, run, strip, 0, strip.bytes).await,
+    match run.proof {
+        Proof::Sums(_) if session.offloads(device) => check_by_device(session, device, run, strip).await,
+        Proof::Sums(_) => check_by_reading(session, run, strip, 0, strip.bytes).await,
+        Proof::Tags(_) if device.is_stale => session.unchecked(WhyUnchecked::StaleDevice, strip.bytes),
+        Proof::Tags(written) if device.has_seals() => seals::check(session, device, strip, written).await,
+        Proof::Tags(_) => check_by_reading(session, run, strip, 0, strip.bytes).await,
     }
 }
 
@@ -219,7 +248,7 @@ async fn check_by_device(session: &Session<'_>, device: &Device, run: &Run, stri
             }
             Err(fault) if why_unchecked(&fault).is_some() || matches!(fault, CopyFault::NoBlock) => {
                 let logical = strip.sectors(from, to, sector).next().map_or(0, |(_, logical)| logical);
-                session.bad_data(copy_of_data(logical, strip.place_of(from), strip.mirror, fault), to - from);
+                session.bad_data(copy_of_data(logical, strip.place_of(from), strip.mirror, fault), to - from, None);
                 continue;
             }
             Ok(_) | Err(_) => {}
@@ -254,7 +283,7 @@ async fn checksum_of(
 
 /// The checksum of a sector of a run.
 fn sum_of(run: &Run, logical: u64, sector: u64) -> &[u8] {
-    let sums = run.sums.as_deref().unwrap_or_default();
+    let Proof::Sums(sums) = &run.proof else { return &[] };
     let bytes = sums.len() / ((run.bytes / sector) as usize).max(1);
     let at = ((logical - run.logical) / sector) as usize * bytes;
     sums.get(at..at + bytes).unwrap_or_default()
@@ -273,7 +302,11 @@ async fn check_by_reading(session: &Session<'_>, run: &Run, strip: &Strip, from:
             Err(fault) => {
                 let sector = u64::from(session.fs.storage().geometry().sector_bytes);
                 let logical = strip.sectors(at, end, sector).next().map_or(0, |(_, logical)| logical);
-                session.bad_data(copy_of_data(logical, strip.place_of(at), strip.mirror, fault), end - at);
+                session.bad_data(
+                    copy_of_data(logical, strip.place_of(at), strip.mirror, fault),
+                    end - at,
+                    run.written(),
+                );
             }
         }
         at = end;
@@ -286,14 +319,16 @@ async fn read_sectors(session: &Session<'_>, run: &Run, strip: &Strip, from: u64
     for (at, logical) in strip.sectors(from, to, sector) {
         match session.fs.storage().devices.read(strip.place_of(at), sector).await {
             Ok(data) => check_read(session, run, strip, at, &data),
-            Err(fault) => session.bad_data(copy_of_data(logical, strip.place_of(at), strip.mirror, fault), sector),
+            Err(fault) => {
+                session.bad_data(copy_of_data(logical, strip.place_of(at), strip.mirror, fault), sector, run.written())
+            }
         }
     }
 }
 
 /// Checks sectors that were read, from a byte offset of a strip on.
 fn check_read(session: &Session<'_>, run: &Run, strip: &Strip, from: u64, data: &[u8]) {
-    if run.sums.is_none() {
+    if matches!(run.proof, Proof::Tags(_)) {
         session.unchecked(WhyUnchecked::NoChecksum, data.len() as u64);
         return;
     }
@@ -305,62 +340,8 @@ fn check_read(session: &Session<'_>, run: &Run, strip: &Strip, from: u64, data: 
             None => session.verified(sector),
             Some(mismatch) => {
                 let fault = CopyFault::Checksum(mismatch);
-                session.bad_data(copy_of_data(logical, strip.place_of(at), strip.mirror, fault), sector);
+                session.bad_data(copy_of_data(logical, strip.place_of(at), strip.mirror, fault), sector, None);
             }
         }
     }
-}
-
-/// Lets a device verify a strip against its own protection information.
-async fn check_seals(session: &Session<'_>, device: &Device, strip: &Strip) {
-    let (logical, devices) =
-        (strip.sectors(0, 1, 1).next().map_or(0, |(_, logical)| logical), &session.fs.storage().devices);
-    let whole = |fault| session.bad_data(copy_of_data(logical, strip.place, strip.mirror, fault), strip.bytes);
-    let Some(extent) = extent_of(&device.device, strip.place.offset, strip.bytes) else {
-        return whole(CopyFault::NoBlock);
-    };
-    let outcome = match session.options.mode {
-        Mode::Emulate => device.device.verify_by_reading(extent, Expectations::NONE).await,
-        Mode::Auto | Mode::Offload => device.device.execute(Request::verify(extent, Expectations::NONE)).await,
-    };
-    let coverage = match outcome {
-        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage })) => {
-            devices.add_transferred(bytes_transferred);
-            if coverage.is_sealed() {
-                session.verified(strip.bytes);
-            } else {
-                session.unchecked(WhyUnchecked::NoChecksum, strip.bytes);
-            }
-            coverage
-        }
-        Ok(_) => unreachable!("gates answer a Verify with what it covered"),
-        Err(error) => match error.into_kind() {
-            ErrorKind::Integrity(bad) => {
-                let (blocks, coverage) = bad.into_parts();
-                take_bad_blocks(session, device, strip, &blocks);
-                coverage
-            }
-            kind => return whole(CopyFault::Unreadable(kind.into())),
-        },
-    };
-    if !coverage.is_complete() {
-        session.unchecked(WhyUnchecked::CopiesBelow, 0);
-    }
-}
-
-/// Reports bad blocks of a strip: sectors that contain some are damaged, and the others are good.
-fn take_bad_blocks(session: &Session<'_>, device: &Device, strip: &Strip, blocks: &[BadBlock]) {
-    let sector = u64::from(session.fs.storage().geometry().sector_bytes);
-    let shift = device.device.geometry().block_size.shift();
-    let mut good = strip.bytes;
-    for (at, logical) in strip.sectors(0, strip.bytes, sector) {
-        let place = strip.place_of(at);
-        let lbas = (place.offset >> shift)..((place.offset + sector) >> shift);
-        let Some(bad) = blocks.iter().find(|bad| lbas.contains(&bad.lba.get())) else { continue };
-        let error = BadBlocks::new(vec![*bad]).map(Error::from);
-        let fault = error.map_or(CopyFault::NoBlock, CopyFault::Unreadable);
-        session.bad_data(copy_of_data(logical, place, strip.mirror, fault), sector);
-        good -= sector;
-    }
-    session.verified(good);
 }

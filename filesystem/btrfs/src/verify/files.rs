@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use sealblock_btrfs_format::items::file_extent::Compression;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
-use super::data::{Pipeline, Run, check_unsummed};
+use super::data::{Pipeline, Proof, Run, check_unsummed};
 use super::leaves::Leaves;
 use super::ranges::RangeList;
 use super::report::{BadData, DataFault, Finding, Report, Uses, WhyUnchecked};
@@ -22,6 +22,7 @@ use crate::error::{BadCopy, CopyFault, FsError};
 use crate::extents::Content;
 use crate::filesystem::Filesystem;
 use crate::inode::{FileKind, Inode};
+use crate::tags::WrittenIn;
 use crate::walk::{Met, Walk};
 
 /// The bytes of data whose checksums are looked up at once.
@@ -87,15 +88,16 @@ struct Files {
     inodes: BTreeMap<u64, (TreeRoot, RangeList)>,
     /// Data that should have checksums.
     summed: RangeList,
-    /// Data that have none.
-    unsummed: RangeList,
+    /// Data that have none, with what their tags must show.
+    unsummed: RangeList<Option<WrittenIn>>,
 }
 
 impl Files {
     /// Collects an inode, or everything below a directory.
     async fn below(session: &Session<'_>, start: Inode) -> Result<Files, Stopped> {
         let list = || RangeList::new(session.options.most_ranges);
-        let mut files = Files { inodes: BTreeMap::new(), summed: list(), unsummed: list() };
+        let unsummed = RangeList::new(session.options.most_ranges);
+        let mut files = Files { inodes: BTreeMap::new(), summed: list(), unsummed };
         let tree = start.tree.id;
         let mut walk = Walk::new(session.fs, start, true);
         while let Some(visit) = walk.next().await {
@@ -115,11 +117,14 @@ impl Files {
         }
         let Files { inodes, summed, unsummed } = &mut files;
         let inodes = inodes.values_mut().map(|(_, inodes)| inodes);
-        for list in inodes.chain([summed, unsummed]) {
+        unsummed.sort_and_merge();
+        let mut is_cut = unsummed.is_cut();
+        for list in inodes.chain([summed]) {
             list.sort_and_merge();
-            if list.is_cut() {
-                session.unchecked(WhyUnchecked::TooManyRanges, 0);
-            }
+            is_cut |= list.is_cut();
+        }
+        if is_cut {
+            session.unchecked(WhyUnchecked::TooManyRanges, 0);
         }
         Ok(files)
     }
@@ -131,14 +136,19 @@ impl Files {
         if !matches!(inode.kind, FileKind::Regular | FileKind::Symlink) {
             return Ok(());
         }
-        let ranges = if inode.has_no_sums() { &mut self.unsummed } else { &mut self.summed };
         for part in session.fs.parts(inode, 0, u64::MAX).await? {
             let Content::Stored(stored) = part.content else { continue };
             let (start, bytes) = match stored.compression {
                 Compression::None => (stored.logical.saturating_add(stored.offset), part.bytes),
                 _ => (stored.logical, stored.stored_bytes),
             };
-            ranges.add(start, start.saturating_add(bytes));
+            let end = start.saturating_add(bytes);
+            if inode.has_no_sums() {
+                let written = WrittenIn { generation: part.generation, is_in_place: inode.is_written_in_place() };
+                self.unsummed.add_with(session.provable(written), start, end);
+            } else {
+                self.summed.add(start, end);
+            }
         }
         Ok(())
     }
@@ -184,7 +194,7 @@ async fn scan(session: &Session<'_>, start: Inode) -> Result<(), Stopped> {
         }
     }
     pipeline.drain().await?;
-    check_unsummed(session, files.unsummed.iter()).await?;
+    check_unsummed(session, files.unsummed.with_values()).await?;
     uses::attribute(session, files.trees()).await
 }
 
@@ -203,7 +213,7 @@ async fn push(session: &Session<'_>, pipeline: &mut Pipeline<'_, '_>, logical: u
     for run in runs {
         let bytes = (run.bytes.len() / sum) as u64 * sector;
         covered.add(run.logical, run.logical + bytes);
-        pipeline.push(Run { logical: run.logical, bytes, sums: Some(run.bytes) }).await?;
+        pipeline.push(Run { logical: run.logical, bytes, proof: Proof::Sums(run.bytes) }).await?;
     }
     covered.sort_and_merge();
     for (start, end) in covered.gaps(logical, logical + bytes) {

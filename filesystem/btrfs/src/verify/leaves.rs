@@ -14,6 +14,7 @@ use super::ranges::RangeList;
 use super::report::WhyUnchecked;
 use super::session::Session;
 use super::trees::Tree;
+use crate::tags::WrittenIn;
 
 /// Ranges of data, by how they can be checked.
 pub(super) struct Leaves {
@@ -25,8 +26,8 @@ pub(super) struct Leaves {
     pub damaged_sums: RangeList,
     /// Sectors of files with checksums that are unreadable because these checksums are damaged.
     pub unreadable: RangeList,
-    /// Sectors of files without checksums.
-    pub unsummed: RangeList,
+    /// Sectors of files without checksums, with what their tags must show.
+    pub unsummed: RangeList<Option<WrittenIn>>,
     /// Sectors that should have checksums but have none.
     pub holes: RangeList,
     /// Sectors without checksums that belong to lost inodes.
@@ -42,7 +43,7 @@ impl Leaves {
             lost_sums: list(),
             damaged_sums: list(),
             unreadable: list(),
-            unsummed: list(),
+            unsummed: RangeList::new(most),
             holes: list(),
             unknown: list(),
         }
@@ -51,15 +52,15 @@ impl Leaves {
     /// All lists, sorted.
     pub fn sort_and_merge(&mut self) {
         let Leaves { summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown } = self;
-        [summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown]
-            .into_iter()
-            .for_each(RangeList::sort_and_merge);
+        unsummed.sort_and_merge();
+        [summed, lost_sums, damaged_sums, unreadable, holes, unknown].into_iter().for_each(RangeList::sort_and_merge);
     }
 
     /// True if some ranges did not fit.
     pub fn is_cut(&self) -> bool {
         let Leaves { summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown } = self;
-        [summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown].into_iter().any(RangeList::is_cut)
+        let mut others = [summed, lost_sums, damaged_sums, unreadable, holes, unknown].into_iter();
+        unsummed.is_cut() || others.any(RangeList::is_cut)
     }
 
     /// Records that a part of a tree cannot be read, because it is damaged or because a device is missing.
@@ -106,7 +107,8 @@ impl Leaves {
                 ItemType::EXTENT_DATA => FileExtent::decode(data),
                 _ => continue,
             };
-            let Some((start, end)) = extent.ok().as_ref().and_then(stored_range) else { continue };
+            let Some(extent) = extent.ok() else { continue };
+            let Some(range) = stored_range(&extent) else { continue };
             let flags = match inode {
                 Some((ino, flags)) if ino == key.objectid => flags,
                 _ => {
@@ -117,13 +119,20 @@ impl Leaves {
                     flags
                 }
             };
-            self.take_extent(flags, start, end);
+            self.take_extent(session, flags, extent.head().generation.get(), range);
         }
     }
 
-    fn take_extent(&mut self, flags: Option<InodeFlags>, start: u64, end: u64) {
-        if flags.is_some_and(|flags| flags.contains(InodeFlags::NODATASUM)) {
-            self.unsummed.add(start, end);
+    fn take_extent(
+        &mut self,
+        session: &Session<'_>,
+        flags: Option<InodeFlags>,
+        generation: u64,
+        (start, end): (u64, u64),
+    ) {
+        if let Some(flags) = flags.filter(|flags| flags.contains(InodeFlags::NODATASUM)) {
+            let written = WrittenIn { generation, is_in_place: flags.contains(InodeFlags::NODATACOW) };
+            self.unsummed.add_with(session.provable(written), start, end);
             return;
         }
         for (from, to) in self.summed.gaps(start, end) {

@@ -1,5 +1,5 @@
 //! Logical ranges that are added in any order, then sorted and joined: sectors with checksums, and sectors used
-//! without.
+//! without. Ranges can have values; only those with equal values are joined.
 //!
 //! Invariant: once joined, a list has at most a given number of ranges. If there are more, it records that it is
 //! incomplete.
@@ -9,30 +9,30 @@ pub const MAX_RANGES: usize = 4 << 20;
 /// Ranges that are collected before they are joined.
 const BATCH: usize = 4096;
 
-/// Ranges, each as its first address and the address after its last.
+/// Ranges, each as its value, its first address and the address after its last.
 #[derive(Clone, Debug)]
-pub(crate) struct RangeList {
-    ranges: Vec<(u64, u64)>,
-    /// The first `merged_len` ranges are sorted and do not touch each other.
+pub(crate) struct RangeList<T = ()> {
+    ranges: Vec<(T, u64, u64)>,
+    /// The first `merged_len` ranges are sorted, and those with equal values do not touch each other.
     merged_len: usize,
     most: usize,
     is_cut: bool,
 }
 
-impl RangeList {
+impl<T: Copy + Ord> RangeList<T> {
     /// A list of at most `most` ranges.
-    pub fn new(most: usize) -> RangeList {
+    pub fn new(most: usize) -> RangeList<T> {
         RangeList { ranges: Vec::new(), merged_len: 0, most, is_cut: false }
     }
 
-    /// Adds a range.
-    pub fn add(&mut self, start: u64, end: u64) {
+    /// Adds a range with a value.
+    pub fn add_with(&mut self, value: T, start: u64, end: u64) {
         if start >= end || self.is_cut {
             return;
         }
-        match self.ranges.last_mut().filter(|last| last.1 == start) {
-            Some(last) => last.1 = end,
-            None => self.ranges.push((start, end)),
+        match self.ranges.last_mut().filter(|last| last.0 == value && last.2 == start) {
+            Some(last) => last.2 = end,
+            None => self.ranges.push((value, start, end)),
         }
         if self.ranges.len() >= 2 * self.merged_len + BATCH {
             self.sort_and_merge();
@@ -44,11 +44,11 @@ impl RangeList {
         self.ranges.sort_unstable();
         let mut kept = 0;
         for index in 0..self.ranges.len() {
-            let (start, end) = self.ranges[index];
-            match self.ranges[..kept].last_mut().filter(|last| last.1 >= start) {
-                Some(last) => last.1 = last.1.max(end),
+            let (value, start, end) = self.ranges[index];
+            match self.ranges[..kept].last_mut().filter(|last| last.0 == value && last.2 >= start) {
+                Some(last) => last.2 = last.2.max(end),
                 None => {
-                    self.ranges[kept] = (start, end);
+                    self.ranges[kept] = (value, start, end);
                     kept += 1;
                 }
             }
@@ -63,18 +63,30 @@ impl RangeList {
         self.is_cut
     }
 
-    /// The ranges, in order. Only after [`RangeList::sort_and_merge`].
-    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + use<'_> {
+    /// The ranges with their values, by value and address. Only after [`RangeList::sort_and_merge`].
+    pub fn with_values(&self) -> impl Iterator<Item = (T, u64, u64)> + use<'_, T> {
         debug_assert_eq!(self.merged_len, self.ranges.len());
         self.ranges.iter().copied()
+    }
+
+    /// The ranges. Only after [`RangeList::sort_and_merge`].
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + use<'_, T> {
+        self.with_values().map(|(_, start, end)| (start, end))
+    }
+}
+
+impl RangeList {
+    /// Adds a range.
+    pub fn add(&mut self, start: u64, end: u64) {
+        self.add_with((), start, end);
     }
 
     /// The parts of a range that are in the list. Only after [`RangeList::sort_and_merge`].
     pub fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + use<'_> {
         debug_assert_eq!(self.merged_len, self.ranges.len());
-        let first = self.ranges.partition_point(|range| range.1 <= start);
-        let overlapping = self.ranges[first..].iter().take_while(move |range| range.0 < end);
-        overlapping.map(move |range| (range.0.max(start), range.1.min(end)))
+        let first = self.ranges.partition_point(|range| range.2 <= start);
+        let overlapping = self.ranges[first..].iter().take_while(move |range| range.1 < end);
+        overlapping.map(move |range| (range.1.max(start), range.2.min(end)))
     }
 
     /// The parts of a range that are not in the list. Only after [`RangeList::sort_and_merge`].

@@ -13,6 +13,7 @@ use crate::chunk_map::{MapError, Place};
 use crate::error::{BadCopy, CopyFault, FsError, Lost};
 use crate::filesystem::ShortDevice;
 use crate::parity::Role;
+use crate::tags::WrittenIn;
 
 /// The maximum number of files that are listed for one finding.
 pub const MAX_FILES_LISTED: usize = 100;
@@ -61,12 +62,14 @@ pub struct LostNode {
 /// The fault of data.
 #[derive(Clone, Debug)]
 pub enum DataFault {
-    /// A copy does not match its checksum, or cannot be read.
+    /// A copy does not match its checksum or its tags, or cannot be read.
     Copy {
         /// The copy.
         copy: BadCopy,
         /// True if the data cannot be restored from another copy or parity either.
         is_lost: bool,
+        /// When data without a checksum were written, if tags can show it.
+        written: Option<WrittenIn>,
     },
     /// A file uses them, but they lack the checksums that they should have.
     NoSum,
@@ -193,8 +196,8 @@ impl fmt::Display for BadData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes of data at the logical address {}", self.bytes, self.logical)?;
         match &self.fault {
-            DataFault::Copy { copy, is_lost: false } => write!(f, ": {copy}"),
-            DataFault::Copy { copy, is_lost: true } => write!(f, ": {copy}; no other copy is good"),
+            DataFault::Copy { copy, is_lost: false, .. } => write!(f, ": {copy}"),
+            DataFault::Copy { copy, is_lost: true, .. } => write!(f, ": {copy}; no other copy is good"),
             DataFault::NoSum => write!(f, " have no checksum, and a file that should have one uses them"),
             DataFault::SumsLost => write!(f, ": their checksums are lost"),
             DataFault::Unmapped(why) => write!(f, ": {why}"),
@@ -225,6 +228,9 @@ pub enum WhyUnchecked {
     StaleDevice,
     /// Data without a checksum, on a device without protection information. They could be read.
     NoChecksum,
+    /// Data without a checksum that the device found intact. Nothing shows that they are those that were written last:
+    /// another program wrote them, or they were written in place and have no tag.
+    Unattested,
     /// Data whose checksums are lost.
     ChecksumsLost,
     /// Data of a lost inode, of which it is unknown whether they should have checksums.
@@ -253,6 +259,7 @@ impl WhyUnchecked {
             WhyUnchecked::Unreachable => "unreachable",
             WhyUnchecked::StaleDevice => "stale_device",
             WhyUnchecked::NoChecksum => "no_checksum",
+            WhyUnchecked::Unattested => "unattested",
             WhyUnchecked::ChecksumsLost => "checksums_lost",
             WhyUnchecked::InodeLost => "inode_lost",
             WhyUnchecked::CopiesBelow => "copies_below",
@@ -273,6 +280,9 @@ impl fmt::Display for WhyUnchecked {
             WhyUnchecked::Unreachable => "a device can no longer be reached",
             WhyUnchecked::StaleDevice => "a device missed transactions, and the data have no checksum",
             WhyUnchecked::NoChecksum => "the data have no checksum, and the device has no seals; they can be read",
+            WhyUnchecked::Unattested => {
+                "the data have no checksum; their seals are good, and no tag shows that they are what was written last"
+            }
             WhyUnchecked::ChecksumsLost => "the checksums of the data are lost",
             WhyUnchecked::InodeLost => "the inode is lost, so whether its data should have checksums is unknown",
             WhyUnchecked::CopiesBelow => "a device holds copies of its own and did not check all of them",
@@ -291,7 +301,7 @@ impl fmt::Display for WhyUnchecked {
 /// The verdict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Every copy of everything in use was checked against a checksum or protection information, and all are good.
+    /// Every copy of everything in use was checked against a checksum or tags, and all are good.
     Clean,
     /// What was checked is not damaged, but not everything was checked.
     Incomplete,

@@ -14,6 +14,7 @@ use crate::chunk_map::Place;
 use crate::devices::Device;
 use crate::error::{BadCopy, CopyFault, FsError};
 use crate::filesystem::Filesystem;
+use crate::tags::WrittenIn;
 
 /// The maximum number of nodes that are remembered as checked: 16 million, which is 256 GiB of nodes of 16 KiB.
 pub const MAX_NODES: usize = 16 << 20;
@@ -167,14 +168,19 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Reports a bad copy of data.
-    pub fn bad_data(&self, copy: BadCopy, bytes: u64) {
+    /// When data were written, if the tags of some device can show it.
+    pub fn provable(&self, written: WrittenIn) -> Option<WrittenIn> {
+        self.fs.storage().devices.provable(written)
+    }
+
+    /// Reports a bad copy of data; of those without checksums, with what their tags must show.
+    pub fn bad_data(&self, copy: BadCopy, bytes: u64, written: Option<WrittenIn>) {
         let logical = copy.logical.unwrap_or_default();
         match why_unchecked(&copy.fault) {
             Some(why) => self.unchecked(why, bytes),
             None => {
                 self.verified(bytes);
-                let fault = DataFault::Copy { copy, is_lost: false };
+                let fault = DataFault::Copy { copy, is_lost: false, written };
                 self.found(Finding::Data(Box::new(BadData { logical, bytes, fault, uses: Uses::default() })));
             }
         }
@@ -190,6 +196,13 @@ impl<'a> Session<'a> {
     pub fn verified(&self, bytes: u64) {
         self.report.borrow_mut().bytes_verified += bytes;
         self.progressed_bytes.set(self.progressed_bytes.get() + bytes);
+    }
+
+    /// Counts bytes without a checksum that a device found intact, and whose tags do not show that they are those that
+    /// were written last.
+    pub fn unattested(&self, bytes: u64) {
+        self.verified(bytes);
+        *self.report.borrow_mut().unchecked.entry(WhyUnchecked::Unattested).or_default() += bytes;
     }
 
     /// Counts a node.

@@ -20,6 +20,7 @@ use crate::cursor::TreeRoot;
 use crate::error::FsError;
 use crate::filesystem::Filesystem;
 use crate::replicas::Check;
+use crate::tags::WrittenIn;
 
 /// Damaged data, sorted, so that an extent finds the findings within it.
 struct Damage {
@@ -192,21 +193,21 @@ async fn find_lost(fs: &Filesystem, findings: &mut [Finding]) {
     for finding in findings {
         let Finding::Data(data) = finding else { continue };
         let (logical, bytes) = (data.logical, data.bytes);
-        let DataFault::Copy { is_lost, .. } = &mut data.fault else { continue };
+        let DataFault::Copy { is_lost, written, .. } = &mut data.fault else { continue };
         *is_lost = match last {
             Some((known, is_lost)) if known == logical => is_lost,
-            _ => is_lost_everywhere(fs, logical, bytes).await,
+            _ => is_lost_everywhere(fs, logical, bytes, *written).await,
         };
         last = Some((logical, *is_lost));
     }
 }
 
-async fn is_lost_everywhere(fs: &Filesystem, logical: u64, bytes: u64) -> bool {
+async fn is_lost_everywhere(fs: &Filesystem, logical: u64, bytes: u64, written: Option<WrittenIn>) -> bool {
     let storage = fs.storage();
     let sums = fs.sums(logical, bytes).await.unwrap_or_default();
     let check = match &sums[..] {
         [run] if run.logical == logical => Check::Sums(&run.bytes),
-        _ => Check::None,
+        _ => written.map_or(Check::None, Check::Tags),
     };
     matches!(storage.read_data(logical, bytes, check).await, Err(FsError::Lost(_) | FsError::Map(_)))
 }

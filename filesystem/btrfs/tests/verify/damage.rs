@@ -217,7 +217,7 @@ fn missed_transactions_of_a_device_are_named() {
         Finding::Superblock(copy) => copy.place.devid == 2 && matches!(copy.fault, CopyFault::Old { .. }),
         Finding::Node { copy, .. } => copy.place.devid == 2,
         Finding::Data(data) => {
-            let DataFault::Copy { copy, is_lost } = &data.fault else { return false };
+            let DataFault::Copy { copy, is_lost, .. } = &data.fault else { return false };
             copy.place.devid == 2 && !is_lost && data.uses.files[0].paths == [b"/late".to_vec()]
         }
         _ => false,
@@ -252,7 +252,7 @@ fn data_without_checksums_are_never_clean_unless_the_device_has_seals() {
     devices.damage(1, copy.place + 9);
     let report = checked(&devices.open());
     let [Finding::Data(data)] = &report.findings[..] else { panic!("{:?}", report.findings) };
-    let DataFault::Copy { copy: bad, is_lost: true } = &data.fault else { panic!("{data}") };
+    let DataFault::Copy { copy: bad, is_lost: true, .. } = &data.fault else { panic!("{data}") };
     assert!(matches!(&bad.fault, CopyFault::Unreadable(error) if error.bad_blocks().is_some()), "{data}");
     assert_eq!((bad.place, data.bytes), (Place { devid: 1, offset: copy.place }, SECTOR as u64));
     assert_eq!((&data.uses.files[0].paths[..], data.uses.files[0].offset), (&[b"/plain".to_vec()][..], copy.offset));

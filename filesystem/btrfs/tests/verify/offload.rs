@@ -124,7 +124,7 @@ fn sectors_that_cannot_be_read_are_named_whoever_checks() {
     for mode in [Mode::Auto, Mode::Emulate] {
         let report = checked(&devices, mode, &counted);
         let [Finding::Data(data)] = &report.findings[..] else { panic!("{:?}", report.findings) };
-        let DataFault::Copy { copy: bad, is_lost: false } = &data.fault else { panic!("{data}") };
+        let DataFault::Copy { copy: bad, is_lost: false, .. } = &data.fault else { panic!("{data}") };
         assert_eq!((bad.place, data.bytes), (Place { devid: copy.devid, offset: copy.place }, SECTOR as u64));
         assert!(matches!(bad.fault, CopyFault::Unreadable(_)), "{data}");
         assert_eq!((&data.uses.files[0].paths[..], data.uses.files[0].offset), (&[b"/odd".to_vec()][..], copy.offset));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use sealblock_btrfs_engine::change::Change;
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
-use sealblock_btrfs_engine::plan::{Plan, PlanContext};
+use sealblock_btrfs_engine::plan::Plan;
 use sealblock_btrfs_format::items::inode::InodeFlags;
 use sealblock_btrfs_format::key::objectid;
 
@@ -105,8 +105,7 @@ async fn forbid_sums(engine: &Engine, ino: u64) -> anyhow::Result<()> {
         .change(|transaction| {
             let geometry = *transaction.geometry();
             let view = transaction.view(objectid::FS_TREE)?;
-            let context = PlanContext { geometry: &geometry, generation: geometry.generation, now: now() };
-            let mut plan = Plan::new(&view, context);
+            let mut plan = Plan::new(&view, transaction.plan_context(&geometry, now()));
             plan.edit_inode(ino, |inode| {
                 inode.flags = InodeFlags::NODATASUM.bits().into();
                 Ok(())

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use sealblock_btrfs::check::Verdict;
 use sealblock_btrfs::space::profile_name;
+use sealblock_btrfs_engine::datasum::Datasum;
 use sealblock_btrfs_engine::format::{
     self, DEFAULT_INCOMPAT, FormatOptions, FormattedImage, NewDevice, SECTOR_BYTES, Stage, minimum_bytes,
 };
@@ -56,6 +57,7 @@ impl Case {
             metadata,
             incompat: DEFAULT_INCOMPAT,
             block_group_tree: false,
+            datasum: Datasum::Csum,
         };
         let sizes = (0..count).map(|index| (400 - 30 * index) * MIB + 12_288 * index).collect();
         let name = format!("{} {} {checksum:?} {node_bytes}", profile_name(metadata), profile_name(data));

@@ -150,7 +150,7 @@ fn expected_counts(subject: &Subject, report: &Report) -> BTreeMap<u64, Counts> 
                 });
             }),
             Finding::Data(data) => {
-                let DataFault::Copy { copy, is_lost } = &data.fault else { continue };
+                let DataFault::Copy { copy, is_lost, .. } = &data.fault else { continue };
                 add(copy, &|counts| {
                     let sectors = data.bytes / SECTOR;
                     counts.csum += sectors;

@@ -8,6 +8,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use sealblock_block::Device;
 use sealblock_btrfs::devices::uuid;
 use sealblock_btrfs::space::{kind_name, profile_name};
+use sealblock_btrfs_engine::datasum::Datasum;
 use sealblock_btrfs_engine::format::{
     DEFAULT_INCOMPAT, FormatError, FormatOptions, FormattedImage, NewDevice, SECTOR_BYTES, default_node_bytes,
     default_profiles, format,
@@ -117,6 +118,10 @@ async fn open(arguments: &FsFormat, target: &TargetName) -> Result<OpenTarget, S
         true if block_bytes > SECTOR_BYTES as usize => Err(refused(format!(
             "its blocks have {block_bytes} bytes, more than a sector of the filesystem, {SECTOR_BYTES}"
         ))),
+        true if arguments.datasum == Datasum::Device && opened.device.geometry().protection.is_none() => {
+            Err(refused("it has no protection information, so it cannot keep the checksums of data".to_owned())
+                .advise("make it a protected volume with `sealblock create`, or keep them in the tree: --datasum csum"))
+        }
         true => Ok(()),
     };
     match checked {
@@ -161,6 +166,7 @@ fn options(arguments: &FsFormat) -> Result<FormatOptions, StackError> {
         metadata,
         incompat,
         block_group_tree,
+        datasum: arguments.datasum,
     })
 }
 

@@ -1,5 +1,6 @@
 //! `sealblock fs mkdir`, `mv`, `ln`, `chmod` and `chown`: names and attributes.
 
+use sealblock_btrfs_engine::datasum::Datasum;
 use sealblock_btrfs_engine::engine::EngineError;
 use sealblock_btrfs_engine::inode::{AttributeChanges, Ownership, PERMISSION_MASK};
 use sealblock_btrfs_engine::names::{NewFile, RenameMode, Renamed};
@@ -72,6 +73,9 @@ fn umask() -> u32 {
     mask.as_raw_mode()
 }
 
+/// The owner of a new directory, and where the checksums of data in it are kept, if that is not inherited.
+type NewDirectory<'a> = (&'a Ownership, Option<Datasum>);
+
 /// Makes directories.
 pub fn mkdir(arguments: &FsMkdir) -> Result<Exit, StackError> {
     let names: Vec<&FilesystemName> = arguments.names.iter().collect();
@@ -80,12 +84,14 @@ pub fn mkdir(arguments: &FsMkdir) -> Result<Exit, StackError> {
     // Directories on the way must be accessible to their owner, or nothing could be made in them.
     let on_the_way = Ownership { permissions: ownership(None, None).permissions | 0o300, ..owner };
     change(&order, async |writer| {
+        let datasum = arguments.datasum;
+        writer.check_datasum(datasum)?;
         let mut made = Changed::default();
         for name in &arguments.names {
             if arguments.parents {
-                make_path(writer, name, [&on_the_way, &owner], &mut made).await?;
+                make_path(writer, name, [(&on_the_way, None), (&owner, datasum)], &mut made).await?;
             } else {
-                make(writer, &writer.entry(name).await?, &owner, &mut made).await?;
+                make(writer, &writer.entry(name).await?, (&owner, datasum), &mut made).await?;
             }
         }
         Ok(made)
@@ -97,7 +103,7 @@ pub fn mkdir(arguments: &FsMkdir) -> Result<Exit, StackError> {
 async fn make_path(
     writer: &Writer,
     name: &FilesystemName,
-    [on_the_way, owner]: [&Ownership; 2],
+    [on_the_way, named]: [NewDirectory<'_>; 2],
     made: &mut Changed,
 ) -> Result<(), StackError> {
     let mut all = prefixes(name);
@@ -122,7 +128,7 @@ async fn make_path(
     }
     let mut above: Option<Node> = None;
     for (index, name) in all.iter().enumerate().skip(there) {
-        let owner = if index + 1 == all.len() { owner } else { on_the_way };
+        let new = if index + 1 == all.len() { named } else { on_the_way };
         let entry = match (above, own_name(name)) {
             (Some(directory), Some(own)) => writer.entry_in(directory, own, name.to_string()).await?,
             // `..` leads to what is there by now.
@@ -132,16 +138,23 @@ async fn make_path(
             }
             _ => writer.entry(name).await?,
         };
-        let ino = make(writer, &entry, owner, made).await?;
+        let ino = make(writer, &entry, new, made).await?;
         above = Some(Node { root: entry.directory.root, ino, kind: FileType::Directory });
     }
     Ok(())
 }
 
-async fn make(writer: &Writer, entry: &Entry, owner: &Ownership, made: &mut Changed) -> Result<u64, StackError> {
+async fn make(
+    writer: &Writer,
+    entry: &Entry,
+    (owner, datasum): NewDirectory<'_>,
+    made: &mut Changed,
+) -> Result<u64, StackError> {
     let root = entry.directory.root;
     let ino = writer.engine.create(root, entry.place(), NewFile::Directory, owner, now()).await;
     let ino = ino.map_err(entry.failed("create"))?;
+    let node = Node { root, ino, kind: FileType::Directory };
+    writer.set_datasum(node, datasum, &entry.shown).await?;
     made.add(&entry.shown, root, ino);
     Ok(ino)
 }

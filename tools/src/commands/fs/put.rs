@@ -33,7 +33,8 @@ pub fn run(arguments: &FsPut) -> Result<Exit, StackError> {
     change(&order, async |writer| {
         writer.set_commit_interval(arguments.commit_interval.0);
         let progress = Progress::new("copying", known_bytes(&arguments.locals), show);
-        let mut copier = Copier::new(writer, &progress, &arguments.to);
+        writer.check_datasum(arguments.datasum)?;
+        let mut copier = Copier::new(writer, &progress, &arguments.to, arguments.datasum);
         copier.copied.to = arguments.to.to_string();
         for local in &arguments.locals {
             let entry = destination(writer, arguments, local).await?;

@@ -98,12 +98,14 @@ fn create(arguments: &FsSubvolumeCreate) -> Result<Exit, StackError> {
     let order = Order { names: &names, json: arguments.json, needs_subvolumes: false };
     let owner = ownership(arguments.owner, arguments.mode);
     change(&order, async |writer| {
+        writer.check_datasum(arguments.datasum)?;
         let mut subvolumes = Vec::new();
         for name in &arguments.names {
             let entry = writer.entry(name).await?;
             let to = SubvolumePlace { root: entry.directory.root, place: entry.place() };
             let id = new_uuid()?;
             let made = writer.engine.create_subvolume(to, id, &owner, now()).await.map_err(entry.failed("create"))?;
+            writer.set_datasum(Node::top(made), arguments.datasum, &entry.shown).await?;
             subvolumes.push(Made { name: entry.shown, id: made, uuid: uuid(&id) });
         }
         Ok(Created { subvolumes })

@@ -184,7 +184,7 @@ impl Outcome {
 
     fn data_error(&self, data: &BadData, why: String) -> JsonError {
         let (kind, copies, lost) = match &data.fault {
-            DataFault::Copy { copy, is_lost } => ("data", vec![self.copy(copy)], Some(*is_lost)),
+            DataFault::Copy { copy, is_lost, .. } => ("data", vec![self.copy(copy)], Some(*is_lost)),
             DataFault::NoSum => ("no_checksum", Vec::new(), None),
             DataFault::SumsLost => ("checksums_lost", Vec::new(), Some(true)),
             DataFault::Unmapped(_) => ("unmapped", Vec::new(), Some(true)),
@@ -266,7 +266,7 @@ pub(super) fn lines(outcome: &Outcome) -> impl Iterator<Item = String> + use<'_>
 
 fn data_line(outcome: &Outcome, data: &BadData) -> String {
     let what = match &data.fault {
-        DataFault::Copy { copy, is_lost } => {
+        DataFault::Copy { copy, is_lost, .. } => {
             let end = if *is_lost { "; it is lost" } else { "; it is still readable" };
             format!("copy {} on {}: {}{end}", copy.mirror, outcome.place(copy.place), copy.fault)
         }

@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use sealblock_btrfs_engine::datasum::Datasum;
 use sealblock_btrfs_engine::engine::EngineError;
 use sealblock_btrfs_engine::names::NewFile;
 use sealblock_btrfs_engine::operations::Resolved;
@@ -53,13 +54,20 @@ pub(super) struct Copier<'a> {
     own: Vec<(u64, u64)>,
     /// Copies of files with several names: from device and inode number to subvolume and inode number.
     links: HashMap<(u64, u64), (u64, u64)>,
+    /// Where the checksums of the data of copies are kept, if that is not inherited.
+    datasum: Option<Datasum>,
     pub copied: Copied,
 }
 
 impl<'a> Copier<'a> {
-    pub fn new(writer: &'a Writer, progress: &'a Progress, to: &FilesystemName) -> Copier<'a> {
+    pub fn new(
+        writer: &'a Writer,
+        progress: &'a Progress,
+        to: &FilesystemName,
+        datasum: Option<Datasum>,
+    ) -> Copier<'a> {
         let own = files_below(to).filter_map(|path| path.metadata().ok()).map(|about| (about.dev(), about.ino()));
-        Copier { writer, progress, own: own.collect(), links: HashMap::new(), copied: Copied::default() }
+        Copier { writer, progress, own: own.collect(), links: HashMap::new(), datasum, copied: Copied::default() }
     }
 
     /// Copies a file, or a directory with all that is in it.
@@ -139,7 +147,9 @@ impl<'a> Copier<'a> {
             None => {
                 let owner = local::ownership(&about);
                 let made = self.writer.engine.create(root, entry.place(), NewFile::Directory, &owner, now()).await;
-                Node { ino: made.map_err(entry.failed("create"))?, ..Node::top(root) }
+                let node = Node { ino: made.map_err(entry.failed("create"))?, ..Node::top(root) };
+                self.writer.set_datasum(node, self.datasum, &entry.shown).await?;
+                node
             }
         };
         Ok(Some(Level { path: path.to_owned(), about, node, shown: entry.shown.clone(), names }))
@@ -190,6 +200,7 @@ impl<'a> Copier<'a> {
         let (engine, root) = (&self.writer.engine, entry.directory.root);
         let unnamed = engine.create_unnamed(root, entry.directory.ino, &local::ownership(about), now()).await;
         let node = Node { ino: unnamed.map_err(entry.failed("create"))?, ..entry.directory };
+        self.writer.set_datasum(node, self.datasum, &entry.shown).await?;
         let filled = match self.write(&file, about.size(), node, entry).await {
             Ok(Filled::Whole) => self.complete(path, about, node, &entry.shown).await.map(|()| Filled::Whole),
             other => other,

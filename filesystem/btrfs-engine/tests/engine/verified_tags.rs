@@ -1,0 +1,133 @@
+//! Verification of data without checksums by their tags: what it finds, what it cannot say, and what it transfers.
+
+use std::collections::BTreeMap;
+
+use futures_executor::block_on;
+use sealblock_btrfs::verify::{
+    BadData, DataFault, Finding, Mode, Report, Unwatched, Verdict, VerifyOptions, WhyUnchecked, verify_files,
+};
+use sealblock_btrfs::{CopyFault, Place};
+
+use crate::disks::Disks;
+use crate::files::{Kind, ROOT, create, write};
+use crate::tags::{MIRROR, SECTOR, engine_on, lose_tags, overwrite, places_of};
+
+/// Its data, as what of a file they are, and where; whether they are lost; and the fault.
+fn data_of(report: &Report) -> Vec<(u64, u64, u64, Place, bool, CopyFault)> {
+    let one = |finding: &Finding| match finding {
+        Finding::Data(data) => {
+            let BadData { fault: DataFault::Copy { copy, is_lost, .. }, uses, .. } = &**data else { panic!("{data}") };
+            let [file] = &uses.files[..] else { panic!("{uses:?}") };
+            (file.ino, file.offset, file.bytes, copy.place, *is_lost, copy.fault.clone())
+        }
+        other => panic!("{other}"),
+    };
+    report.findings.iter().map(one).collect()
+}
+
+/// Both modes say the same.
+fn verified(disks: &Disks) -> Report {
+    let [report, emulated] = [Mode::Auto, Mode::Emulate].map(|mode| disks.verify(mode));
+    let shown = |report: &Report| -> Vec<String> { report.findings.iter().map(ToString::to_string).collect() };
+    assert_eq!(shown(&report), shown(&emulated));
+    assert_eq!((report.bytes_verified, report.damage_count), (emulated.bytes_verified, emulated.damage_count));
+    // A device says only whether some of a range have no tag.
+    let exact = |report: &Report| report.unchecked.get(&WhyUnchecked::Unattested).copied().unwrap_or_default();
+    assert!(exact(&report) >= exact(&emulated) && (exact(&report) == 0) == (exact(&emulated) == 0));
+    report
+}
+
+fn unattested(bytes: usize) -> BTreeMap<WhyUnchecked, u64> {
+    BTreeMap::from([(WhyUnchecked::Unattested, bytes as u64)])
+}
+
+#[test]
+fn writes_that_were_lost_or_went_elsewhere_are_found_where_they_are() {
+    for (devices, options) in [(1, &["-m", "single"][..]), (2, &MIRROR)] {
+        let Some(disks) = Disks::make(devices, 256, options) else { return };
+        let engine = engine_on(&disks);
+        let file = create(&engine, "file", Kind::NoSum);
+        write(&engine, file, 0, &[1; 300 * SECTOR]);
+        let first = block_on(engine.commit()).unwrap();
+        write(&engine, file, 100 * SECTOR as u64, &[2; 100 * SECTOR]);
+        let second = block_on(engine.commit()).unwrap();
+        drop(engine);
+        let report = verified(&disks);
+        assert_eq!((report.verdict(), report.unchecked.len()), (Verdict::Clean, 0));
+        // Only nodes were transferred.
+        assert_eq!(report.bytes_transferred, report.bytes_verified - (devices * 300 * SECTOR) as u64);
+        let mut expected = Vec::new();
+        for (sector, tag) in [(7, Some(second)), (8, None), (150, Some(first)), (299, Some(second + 5))] {
+            let at = (sector * SECTOR) as u64;
+            let (places, _) = places_of(&disks, file, at);
+            overwrite(&disks, places[0], tag);
+            expected.push((file, at, SECTOR as u64, places[0], devices == 1));
+        }
+        let report = verified(&disks);
+        let found = data_of(&report);
+        let mut seen: Vec<_> =
+            found.iter().map(|(ino, at, bytes, place, lost, _)| (*ino, *at, *bytes, *place, *lost)).collect();
+        seen.sort_by_key(|one| one.1);
+        assert_eq!(seen, expected);
+        assert!(found.iter().all(|(.., fault)| matches!(fault, CopyFault::Tag(_))), "{found:?}");
+        assert!(report.unchecked.is_empty(), "{:?}", report.unchecked);
+        // The same of the file alone.
+        let filesystem = disks.open();
+        let tree = block_on(filesystem.tree(ROOT)).unwrap().unwrap();
+        let inode = block_on(filesystem.inode(tree, file)).unwrap();
+        let alone = block_on(verify_files(&filesystem, inode, VerifyOptions::default(), &Unwatched)).unwrap();
+        assert_eq!(alone.damage_count, 4, "{:?}", alone.findings);
+        if devices == 2 {
+            // The engine takes the good copies, and writes the others anew.
+            let engine = engine_on(&disks);
+            crate::files::assert_content(
+                &engine,
+                file,
+                &[[1; 100 * SECTOR], [2; 100 * SECTOR], [1; 100 * SECTOR]].concat(),
+            );
+            drop(engine);
+            assert_eq!(verified(&disks).verdict(), Verdict::Clean);
+            for at in [7, 8] {
+                let (places, _) = places_of(&disks, file, (at * SECTOR) as u64);
+                places.iter().for_each(|place| overwrite(&disks, *place, Some(second)));
+            }
+            let found = data_of(&verified(&disks));
+            assert!(found.len() == 4 && found.iter().all(|(_, _, _, _, is_lost, _)| *is_lost), "{found:?}");
+        }
+    }
+}
+
+#[test]
+fn what_no_tag_shows_is_unattested_and_not_damage() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    let engine = engine_on(&disks);
+    let [file, plain] =
+        [("in place", Kind::NoCow), ("plain", Kind::NoSum)].map(|(name, kind)| create(&engine, name, kind));
+    for ino in [file, plain] {
+        write(&engine, ino, 0, &[1; 100 * SECTOR]);
+    }
+    block_on(engine.commit()).unwrap();
+    assert_eq!(verified(&disks).verdict(), Verdict::Clean);
+    // Zeroes that the device made have no tags.
+    block_on(engine.write_zeroes(ROOT, file, 0, 8 * SECTOR as u64)).unwrap();
+    block_on(engine.commit()).unwrap();
+    drop(engine);
+    let report = disks.verify(Mode::Emulate);
+    assert_eq!((report.verdict(), report.unchecked), (Verdict::Incomplete, unattested(8 * SECTOR)));
+    verified(&disks);
+    // Linux may have written in place, and ended before its transaction.
+    let (places, _) = places_of(&disks, file, 50 * SECTOR as u64);
+    overwrite(&disks, places[0], None);
+    let report = disks.verify(Mode::Emulate);
+    assert_eq!((report.verdict(), report.unchecked), (Verdict::Incomplete, unattested(9 * SECTOR)));
+    verified(&disks);
+    // A first write that was lost, to a file that is not written in place.
+    let (places, _) = places_of(&disks, plain, 50 * SECTOR as u64);
+    overwrite(&disks, places[0], None);
+    let found = data_of(&verified(&disks));
+    assert!(found.len() == 1 && (found[0].0, found[0].1) == (plain, 50 * SECTOR as u64), "{found:?}");
+    // Nothing is demanded of a copy of the bytes.
+    lose_tags(disks.memory(0));
+    let report = verified(&disks);
+    assert_eq!((report.verdict(), report.unchecked), (Verdict::Incomplete, unattested(200 * SECTOR)));
+}
