@@ -155,9 +155,9 @@ pub struct FsGet {
 #[command(
     after_help = "Examples:\n  sealblock fs verify disk.img\n  sealblock fs verify /dev/sdb+/dev/sdc --rate 100MiB/s\n  sealblock fs verify disk.img/etc/fstab --json\n  sealblock fs verify disk.img:home/alice\n\n\
     Every copy of superblocks, nodes and data, and parity, is checked against checksums. Data without checksums are checked against the \
-    seals of the device. Devices that support it compare data with checksums themselves; then only metadata are transferred. Nothing is written.\n\n\
+    seals of the device, and their tags against the file. Devices that support it compare data with checksums themselves; then only metadata are transferred. Nothing is written.\n\n\
     The exit status is 1 if damage was found, and 4 if none was found but not everything could be checked: a device is missing, or data have \
-    neither checksums nor seals."
+    neither checksums nor seals, or seals and no tag that shows that they were written last."
 )]
 pub struct FsVerify {
     /// The filesystem, or a file or directory tree in it.

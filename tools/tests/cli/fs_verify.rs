@@ -358,7 +358,10 @@ fn data_without_checksums_are_checked_by_the_seals_of_a_device_on_another_machin
     place.run("copy disk v").succeeds();
     let lba = find(&place, &plain, 500) / SECTOR;
     let server = Server::start(&place, "v");
-    let report = verified(&place, &server.target("v"), "", 0);
+    let report = verified(&place, &server.target("v"), "", 4);
+    let unchecked = report["unchecked"].as_array().unwrap();
+    assert!(unchecked.len() == 1 && unchecked[0]["reason"] == "unattested", "Linux gives no tags: {report}");
+    assert_eq!(unchecked[0]["bytes"], LARGE_BYTES);
     assert!(report["bytes_transferred"].as_u64().unwrap() < LARGE_BYTES as u64 / 10, "{report}");
     server.stop().is_clean();
 
