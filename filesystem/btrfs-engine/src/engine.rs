@@ -215,6 +215,10 @@ impl Engine {
         Storage { devices: Rc::clone(&self.devices), map }
     }
 
+    pub(crate) fn tagging(&self) -> &Tagging {
+        &self.tagging
+    }
+
     /// True if data without checksums get tags on some device.
     pub(crate) fn gives_tags(&self) -> bool {
         self.tagging.is_any()

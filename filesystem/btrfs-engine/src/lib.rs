@@ -75,6 +75,7 @@ pub mod orphans;
 pub mod plan;
 pub mod refs;
 mod repair;
+pub mod reseal;
 pub mod reserve;
 mod settle;
 pub mod space;

@@ -65,6 +65,20 @@ impl Tagging {
         devices.set_tags(DataTags::writing(&self.windows.borrow(), self.tagged.borrow().clone()));
     }
 
+    /// All data without checksums have their tags: all transactions up to now count as the engine's.
+    pub fn cover_all(&self, devices: &DeviceSet) {
+        let last = self.windows.borrow().last();
+        let all = last.map(|last| OwnWindows::default().with(0, false, 1).with(1, true, last));
+        *self.windows.borrow_mut() = all.unwrap_or_default();
+        devices.set_tags(DataTags::writing(&self.windows.borrow(), self.tagged.borrow().clone()));
+    }
+
+    /// Data that are there may have lost their tags: the engine's transactions begin with the open one.
+    pub fn forget(&self, devices: &DeviceSet, generation: u64) {
+        *self.windows.borrow_mut() = OwnWindows::default().with(0, false, generation);
+        devices.set_tags(DataTags::writing(&self.windows.borrow(), self.tagged.borrow().clone()));
+    }
+
     /// The record of a commit.
     pub fn record(&self, oldest: u64, items: &[DevItem], generation: u64) -> CommitRecord {
         let mut windows = self.windows.borrow_mut();

@@ -40,7 +40,7 @@ pub struct Located {
 
 impl Located {
     /// The place of `bytes` bytes from `offset` on, which must lie within this.
-    pub(crate) fn part(&self, offset: u64, bytes: u64) -> Located {
+    pub fn part(&self, offset: u64, bytes: u64) -> Located {
         debug_assert!(offset + bytes <= self.bytes);
         let at = |place: &Place| Place { offset: place.offset + offset, ..*place };
         let row = self.row.as_ref().map(|row| Row {

@@ -16,13 +16,14 @@ use sealblock_block::{Device as _, DynDevice, RequestKind};
 use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, Geometry, SUPERBLOCK_BYTES, Superblock, flags};
+use sealblock_integrity::Sealed;
 use sealblock_runtime_memory::Slice;
 
 use crate::chunk_map::Place;
 use crate::error::{BadCopy, CopyFault, FsError};
 pub use crate::superblocks::uuid;
 use crate::superblocks::{Copies, IntactCopy, Used, read_blocks, read_bytes};
-use crate::tags::{DataTags, Demand, WrittenIn, has_tag_of};
+use crate::tags::{DataTags, Demand, TagState, WrittenIn, has_tag_of};
 
 /// The maximum number of devices of one filesystem.
 pub const MAX_DEVICES: usize = 256;
@@ -247,6 +248,26 @@ impl DeviceSet {
     /// # Errors
     /// If they cannot be read, or are others; the error has the reason.
     pub async fn read_tagged(&self, place: Place, bytes: u64, written: WrittenIn) -> Result<(Slice, bool), CopyFault> {
+        let (blocks, is_attested) = self.read_demanded(place, bytes, written).await?;
+        Ok((blocks.joined_data(), is_attested))
+    }
+
+    /// As [`DeviceSet::read_tagged`], with what the tags are, also where nothing is demanded.
+    ///
+    /// # Errors
+    /// If they cannot be read, or are others; the error has the reason.
+    pub async fn read_with_tags(
+        &self,
+        place: Place,
+        bytes: u64,
+        written: WrittenIn,
+    ) -> Result<(Slice, bool, TagState), CopyFault> {
+        let (blocks, is_attested) = self.read_demanded(place, bytes, written).await?;
+        let state = TagState::of(&blocks, written.generation);
+        Ok((blocks.joined_data(), is_attested, state))
+    }
+
+    async fn read_demanded(&self, place: Place, bytes: u64, written: WrittenIn) -> Result<(Sealed, bool), CopyFault> {
         let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
         let demand = self.demand(place.devid, written);
         let blocks = read_blocks(&device.device, place.offset, bytes).await?;
@@ -256,7 +277,7 @@ impl DeviceSet {
             Some(demand) => demand.check(&blocks).map_err(CopyFault::Tag)?,
             None => false,
         };
-        Ok((blocks.joined_data(), is_attested))
+        Ok((blocks, is_attested))
     }
 
     /// What is demanded of the tags of data on a device.

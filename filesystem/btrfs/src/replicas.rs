@@ -169,7 +169,10 @@ impl Storage {
     }
 
     /// The pieces of a range, none longer than one request.
-    pub(crate) fn pieces(&self, logical: u64, bytes: u64) -> Result<Vec<(u64, Located)>, FsError> {
+    ///
+    /// # Errors
+    /// If a part of it has no place.
+    pub fn pieces(&self, logical: u64, bytes: u64) -> Result<Vec<(u64, Located)>, FsError> {
         let (mut pieces, mut at, mut left) = (Vec::new(), logical, bytes);
         while left > 0 {
             let located = self.map.locate(at, left.min(MAX_READ_BYTES))?;

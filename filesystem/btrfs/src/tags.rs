@@ -54,6 +54,33 @@ pub(crate) fn has_tag_of(blocks: &Sealed, generation: u64) -> bool {
     blocks.format().is_some() && blocks.tuples().all(|tuple| tuple.app_tag == tag_of(generation))
 }
 
+/// What the tags of blocks say about a transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TagState {
+    /// All have its tag.
+    Own,
+    /// Some have none, and the others its tag.
+    Lacking,
+    /// Some have the tag of another transaction.
+    Other(u16),
+}
+
+impl TagState {
+    /// That of some blocks.
+    pub fn of(blocks: &Sealed, generation: u64) -> TagState {
+        let Some(format) = blocks.format() else { return TagState::Lacking };
+        let mut state = TagState::Own;
+        for tuple in blocks.tuples() {
+            match tuple.app_tag {
+                tag if tag == tag_of(generation) && tuple.storage_tag == storage_tag(format, generation) => {}
+                UNTAGGED | UNWRITTEN => state = TagState::Lacking,
+                tag => return TagState::Other(tag),
+            }
+        }
+        state
+    }
+}
+
 /// A tag that is not the demanded one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("its data are not those of transaction {generation}: application tag {actual:04x} instead of {:04x}", tag_of(*generation))]
@@ -99,17 +126,16 @@ impl Demand {
     /// # Errors
     /// The first tag that is not as demanded.
     pub fn check(&self, read: &Sealed) -> Result<bool, TagMismatch> {
-        let (expected, mut is_attested) = (tag_of(self.generation), true);
-        let Some(format) = read.format() else { return Ok(false) };
-        for tuple in read.tuples() {
-            let is_whole = tuple.storage_tag == storage_tag(format, self.generation);
-            match tuple.app_tag {
-                tag if tag == expected && is_whole => {}
-                UNTAGGED | UNWRITTEN if self.may_lack_tag => is_attested = false,
-                actual => return Err(TagMismatch { generation: self.generation, actual }),
+        let mismatch = |actual| Err(TagMismatch { generation: self.generation, actual });
+        match TagState::of(read, self.generation) {
+            TagState::Own => Ok(true),
+            TagState::Lacking if self.may_lack_tag || read.format().is_none() => Ok(false),
+            TagState::Lacking => {
+                let lacking = read.tuples().map(|tuple| tuple.app_tag).find(|tag| matches!(*tag, UNTAGGED | UNWRITTEN));
+                mismatch(lacking.unwrap_or(UNTAGGED))
             }
+            TagState::Other(actual) => mismatch(actual),
         }
-        Ok(is_attested)
     }
 }
 

@@ -43,6 +43,7 @@ use crate::chunk_map::Place;
 use crate::cursor::TreeRoot;
 use crate::error::{BadCopy, CopyFault, FsError};
 use crate::filesystem::Filesystem;
+use crate::tags::WrittenIn;
 use leaves::Leaves;
 use session::{Session, Stopped};
 use trees::{Tree, Trees};
@@ -66,12 +67,46 @@ pub fn verify<'a>(
     })
 }
 
-async fn scan(session: &Session<'_>) -> Result<(), Stopped> {
-    note_devices(session);
+/// Data without checksums: ranges of logical addresses, with what the items of their files say of when they were written.
+pub type Unsummed = Vec<(WrittenIn, u64, u64)>;
+
+/// Finds all data without checksums. The report has what was found while the nodes were read: the list is whole only if
+/// that is nothing. It may name data twice, if items of different transactions have them.
+///
+/// # Errors
+/// None: [`Mode::Auto`] asks nothing of devices.
+pub async fn find_unsummed(
+    fs: &Filesystem,
+    options: VerifyOptions,
+    watch: &dyn Watch,
+) -> Result<(Report, Unsummed), FsError> {
+    let session = Session::listing(fs, options, watch)?;
+    note_devices(&session);
+    let mut found = Unsummed::new();
+    match walk_all(&session).await {
+        Ok(Walked { leaves, .. }) => {
+            leaves.count_unchecked(&session);
+            found
+                .extend(leaves.unsummed.with_values().filter_map(|(written, start, end)| Some((written?, start, end))));
+        }
+        Err(Stopped) => session.unchecked(WhyUnchecked::Stopped, 0),
+    }
+    Ok((session.finish(), found))
+}
+
+/// What the nodes of all trees show.
+struct Walked {
+    seen: Seen,
+    leaves: Leaves,
+    sums: Option<TreeRoot>,
+    subvolumes: Vec<TreeRoot>,
+}
+
+async fn walk_all(session: &Session<'_>) -> Result<Walked, Stopped> {
     let Trees { of_storage, of_files } = Trees::of(session).await;
     let of = |id| of_storage.iter().find(|tree| tree.root.id == id).map(|tree| tree.root);
     let sums = of(objectid::CSUM_TREE);
-    let mut subvolumes: Vec<TreeRoot> = of_files.iter().map(|tree| tree.root).collect();
+    let subvolumes: Vec<TreeRoot> = of_files.iter().map(|tree| tree.root).collect();
     let (mut seen, mut leaves) = (Seen::new(session.options.most_nodes), Leaves::new(session.options.most_ranges));
     if sums.is_none() {
         // The item of the checksum tree is in the root tree, so that tree is damaged.
@@ -85,6 +120,12 @@ async fn scan(session: &Session<'_>) -> Result<(), Stopped> {
     walk(session, &mut seen, others, &mut leaves).await?;
     walk(session, &mut seen, of_files, &mut leaves).await?;
     leaves.sort_and_merge();
+    Ok(Walked { seen, leaves, sums, subvolumes })
+}
+
+async fn scan(session: &Session<'_>) -> Result<(), Stopped> {
+    note_devices(session);
+    let Walked { seen, leaves, sums, mut subvolumes } = walk_all(session).await?;
     leaves.count_unchecked(session);
     for (list, fault) in [(&leaves.holes, DataFault::NoSum), (&leaves.unreadable, DataFault::SumsLost)] {
         for (logical, end) in list.iter() {

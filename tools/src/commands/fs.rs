@@ -23,6 +23,7 @@ mod place;
 mod put;
 mod remove;
 mod rescue;
+mod reseal;
 mod subvolumes;
 mod tree;
 mod verify;

@@ -15,6 +15,7 @@ mod filesystems;
 mod front;
 mod fs_change;
 mod fs_check;
+mod fs_datasum;
 mod fs_format;
 mod fs_mount;
 mod fs_mount_end;

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use futures_executor::block_on;
 use sealblock_btrfs::verify::{
-    BadData, DataFault, Finding, Mode, Report, Unwatched, Verdict, VerifyOptions, WhyUnchecked, verify_files,
+    BadData, DataFault, Finding, Mode, Report, Unwatched, Verdict, VerifyOptions, WhyUnchecked, find_unsummed,
+    verify_files,
 };
 use sealblock_btrfs::{CopyFault, Place};
+use sealblock_btrfs_engine::reseal::Resealed;
 
 use crate::disks::Disks;
 use crate::files::{Kind, ROOT, create, write};
@@ -130,4 +132,77 @@ fn what_no_tag_shows_is_unattested_and_not_damage() {
     lose_tags(disks.memory(0));
     let report = verified(&disks);
     assert_eq!((report.verdict(), report.unchecked), (Verdict::Incomplete, unattested(200 * SECTOR)));
+}
+
+/// Gives all data the tags that they lack.
+fn reseal(disks: &Disks) -> Resealed {
+    let filesystem = disks.open();
+    let (report, data) = block_on(find_unsummed(&filesystem, VerifyOptions::default(), &Unwatched)).unwrap();
+    assert!(report.damage_count == 0 && report.unchecked.is_empty(), "{report:?}");
+    let engine = engine_on(disks);
+    block_on(engine.reseal(&data, &Unwatched)).unwrap()
+}
+
+#[test]
+fn data_get_the_tags_that_they_lack_and_then_these_are_demanded() {
+    for (devices, options) in [(1, &["-m", "single"][..]), (2, &MIRROR)] {
+        let Some(disks) = Disks::make(devices, 256, options) else { return };
+        let engine = engine_on(&disks);
+        let [file, in_place] = [("file", Kind::NoSum), ("in place", Kind::NoCow)].map(|(name, kind)| {
+            let ino = create(&engine, name, kind);
+            write(&engine, ino, 0, &[1; 200 * SECTOR]);
+            block_on(engine.commit()).unwrap();
+            write(&engine, ino, 20 * SECTOR as u64, &[2; 100 * SECTOR]);
+            block_on(engine.commit()).unwrap();
+            ino
+        });
+        drop(engine);
+        (0..devices).for_each(|index| lose_tags(disks.memory(index)));
+        assert_eq!(disks.verify(Mode::Emulate).unchecked, unattested(devices * 400 * SECTOR));
+        let resealed = reseal(&disks);
+        assert_eq!((resealed.bytes, resealed.refused_count), ((devices * 400 * SECTOR) as u64, 0), "{resealed:?}");
+        assert_eq!(verified(&disks).verdict(), Verdict::Clean);
+        // A second time there is nothing to do.
+        assert_eq!(reseal(&disks).bytes, 0);
+        for ino in [file, in_place] {
+            let (places, generation) = places_of(&disks, ino, 50 * SECTOR as u64);
+            overwrite(&disks, places[0], Some(generation + 1));
+        }
+        let found = data_of(&verified(&disks));
+        assert!(found.len() == 2 && found.iter().all(|one| one.4 == (devices == 1)), "{found:?}");
+        // Damage gets no tag, unless another copy is attested.
+        let resealed = reseal(&disks);
+        assert_eq!((resealed.bytes, resealed.refused_count), (0, 2), "the tag of another transaction: {resealed:?}");
+        assert_eq!(verified(&disks).damage_count, 2);
+        // What is forgotten is not demanded.
+        let engine = engine_on(&disks);
+        block_on(engine.forget_tags()).unwrap();
+        drop(engine);
+        let report = verified(&disks);
+        assert_eq!((report.verdict(), report.unchecked), (Verdict::Incomplete, unattested(devices * 400 * SECTOR)));
+        let resealed = reseal(&disks);
+        assert_eq!((resealed.bytes, resealed.refused_count), (0, 2), "{resealed:?}");
+        assert_eq!(verified(&disks).verdict(), Verdict::Incomplete, "not all have their tags");
+        disks.assert_consistent();
+        disks.assert_checked_by_program();
+    }
+}
+
+#[test]
+fn copies_that_differ_get_no_tags() {
+    let Some(disks) = Disks::make(2, 256, &MIRROR) else { return };
+    let engine = engine_on(&disks);
+    let file = create(&engine, "file", Kind::NoSum);
+    write(&engine, file, 0, &[1; 100 * SECTOR]);
+    block_on(engine.commit()).unwrap();
+    drop(engine);
+    [0, 1].into_iter().for_each(|index| lose_tags(disks.memory(index)));
+    let (places, _) = places_of(&disks, file, 50 * SECTOR as u64);
+    overwrite(&disks, places[1], None);
+    let resealed = reseal(&disks);
+    assert_eq!((resealed.bytes, resealed.refused_count), (2 * 99 * SECTOR as u64, 1), "{resealed:?}");
+    assert!(resealed.refused[0].1.contains("copies differ"), "{resealed:?}");
+    // Those that have tags are attested. None is demanded, as long as not all have one.
+    let report = verified(&disks);
+    assert_eq!((report.damage_count, report.unchecked), (0, unattested(2 * SECTOR)));
 }

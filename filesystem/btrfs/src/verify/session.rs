@@ -91,6 +91,8 @@ pub(super) struct Session<'a> {
     pub fs: &'a Filesystem,
     pub options: VerifyOptions,
     watch: &'a dyn Watch,
+    /// True if all data without checksums are listed, also those whose tags show nothing.
+    lists_all: bool,
     report: RefCell<Report>,
     expected_bytes: u64,
     /// Unchecked bytes that count as progress.
@@ -110,6 +112,7 @@ impl<'a> Session<'a> {
             fs,
             options,
             watch,
+            lists_all: false,
             report: RefCell::default(),
             expected_bytes: expected_bytes(fs),
             progressed_bytes: Cell::new(0),
@@ -129,6 +132,11 @@ impl<'a> Session<'a> {
                 Err(FsError::Devices(format!("{} cannot check data itself: {why}", device.name)))
             }
         }
+    }
+
+    /// One that only lists data without checksums.
+    pub fn listing(fs: &'a Filesystem, options: VerifyOptions, watch: &'a dyn Watch) -> Result<Session<'a>, FsError> {
+        Ok(Session { lists_all: true, ..Session::new(fs, options, watch)? })
     }
 
     /// Reports devices whose end is cut off. Which data are lost by that is only seen when they are read, so this is
@@ -168,9 +176,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// When data were written, if the tags of some device can show it.
+    /// When data were written, if that is asked, or the tags of some device can show it.
     pub fn provable(&self, written: WrittenIn) -> Option<WrittenIn> {
-        self.fs.storage().devices.provable(written)
+        if self.lists_all { Some(written) } else { self.fs.storage().devices.provable(written) }
     }
 
     /// Reports a bad copy of data; of those without checksums, with what their tags must show.

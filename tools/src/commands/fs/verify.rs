@@ -14,6 +14,7 @@ use sealblock_stack::{Cause, StackError};
 use sealblock_units::ByteCount;
 
 use super::place::{resolve, why_older, with_filesystem};
+use super::reseal::{ResealReport, forget_tags, reseal};
 use super::verify_report::{Outcome, lines, summary};
 use crate::cli::{self, FsVerify};
 use crate::exit::Exit;
@@ -24,11 +25,18 @@ use crate::report::{note, print_json, say};
 /// Checks it.
 pub fn run(arguments: &FsVerify) -> Result<Exit, StackError> {
     interrupt::watch();
+    let resealed = match arguments.reseal {
+        true => Some(reseal(&arguments.place, &Watcher::new(arguments, "resealing", None))?),
+        false => None,
+    };
+    if arguments.forget_tags {
+        forget_tags(&arguments.place)?;
+    }
     with_filesystem(&arguments.place, async |open| {
         let outcome = interrupt::or_end(check(arguments, open), || {
             note(&format_args!("verifying {}: interrupted while a request was in flight", arguments.place));
         });
-        let outcome = outcome.await?;
+        let outcome = Outcome { resealed, ..outcome.await? };
         tell(arguments, &outcome)?;
         Ok(outcome.exit())
     })
@@ -45,7 +53,7 @@ async fn check(arguments: &FsVerify, open: &OpenFilesystem) -> Result<Outcome, S
     let started = Instant::now();
     let place = &arguments.place;
     let total = (!place.has_place).then(|| ByteCount::new(expected_bytes(filesystem)));
-    let watch = Watcher::new(arguments, total);
+    let watch = Watcher::new(arguments, "verifying", total);
     let report = if place.has_place {
         let start = resolve(open, place, true).await?;
         if place.path.is_empty() {
@@ -62,7 +70,7 @@ async fn check(arguments: &FsVerify, open: &OpenFilesystem) -> Result<Outcome, S
     let devices = filesystem.storage().devices.iter();
     let names = devices.map(|(devid, device)| (devid, device.name.clone())).collect();
     let older = why_older(open);
-    Ok(Outcome { target: place.to_string(), report, older, names, elapsed: started.elapsed() })
+    Ok(Outcome { target: place.to_string(), report, older, names, elapsed: started.elapsed(), resealed: None })
 }
 
 /// Prints the outcome.
@@ -70,7 +78,8 @@ fn tell(arguments: &FsVerify, outcome: &Outcome) -> Result<(), StackError> {
     if arguments.json {
         return print_json(&outcome.to_json());
     }
-    lines(outcome).try_for_each(|line| say(&line))?;
+    let resealed = outcome.resealed.iter().flat_map(ResealReport::lines);
+    resealed.chain(lines(outcome)).try_for_each(|line| say(&line))?;
     if arguments.quiet && outcome.exit() == Exit::Clean { Ok(()) } else { say(&summary(outcome)) }
 }
 
@@ -84,10 +93,10 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn new(arguments: &FsVerify, total: Option<ByteCount>) -> Watcher {
+    fn new(arguments: &FsVerify, doing: &'static str, total: Option<ByteCount>) -> Watcher {
         let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
         Watcher {
-            progress: Progress::new("verifying", total, show),
+            progress: Progress::new(doing, total, show),
             reached: Cell::default(),
             rate: arguments.rate,
             pace: RefCell::new(Pace::from(Duration::ZERO)),

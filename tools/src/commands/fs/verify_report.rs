@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use indicatif::HumanBytes;
+use sealblock_btrfs::tags::{TagMismatch, tag_of};
 use sealblock_btrfs::verify::{BadData, DataFault, FileUse, Finding, Report, Uses, Verdict, WhyUnchecked};
 use sealblock_btrfs::{BadCopy, CopyFault, Place};
 use sealblock_btrfs_format::refusal::Rule;
 use serde::Serialize;
 
 use super::place::{WhyFilesOlder, printable};
+use super::reseal::ResealReport;
 use crate::exit::Exit;
 use crate::interrupt;
 
@@ -25,10 +27,12 @@ pub(super) struct Outcome {
     pub names: BTreeMap<u64, String>,
     /// How long it took.
     pub elapsed: Duration,
+    /// What became of data without tags before that, if they were to get some.
+    pub resealed: Option<ResealReport>,
 }
 
 #[derive(Serialize)]
-pub(super) struct JsonReport {
+pub(super) struct JsonReport<'a> {
     target: String,
     nodes_verified: u64,
     bytes_verified: u64,
@@ -40,6 +44,7 @@ pub(super) struct JsonReport {
     errors_unlisted: u64,
     unchecked: Vec<JsonUnchecked>,
     may_be_older: Option<&'static str>,
+    resealed: Option<&'a ResealReport>,
     interrupted: bool,
 }
 
@@ -108,7 +113,7 @@ impl Outcome {
     }
 
     /// The object of `--json`.
-    pub fn to_json(&self) -> JsonReport {
+    pub fn to_json(&self) -> JsonReport<'_> {
         let report = &self.report;
         let unchecked = report.unchecked.iter().map(|(why, bytes)| JsonUnchecked {
             reason: why.as_str(),
@@ -130,6 +135,7 @@ impl Outcome {
             errors_unlisted: report.damage_count - report.findings.len() as u64,
             unchecked: unchecked.chain(older).collect(),
             may_be_older: self.older.as_ref().map(|older| older.name),
+            resealed: self.resealed.as_ref(),
             interrupted: report.unchecked.contains_key(&WhyUnchecked::Stopped),
         }
     }
@@ -232,10 +238,14 @@ impl Outcome {
     }
 }
 
-/// The checksum that is stored, and the one of what was read, where that is what is wrong.
+/// The checksum that is stored, and the one of what was read, or the tag that is demanded, and the one that was read, where
+/// that is what is wrong.
 fn values(fault: &CopyFault) -> Option<(String, String)> {
     let mismatch = match fault {
         CopyFault::Checksum(mismatch) => mismatch,
+        CopyFault::Tag(TagMismatch { generation, actual }) => {
+            return Some((format!("{:04x}", tag_of(*generation)), format!("{actual:04x}")));
+        }
         CopyFault::Node(refusal) => match &refusal.rule {
             Rule::Checksum(mismatch) => mismatch,
             _ => return None,

@@ -1,0 +1,188 @@
+//! Gives data without checksums the tags that they lack, because the user says that they are what they should be: data
+//! that Linux wrote, or on a device that was copied without its tags.
+//!
+//! Each block gets the tag of the transaction in the item of its file, at its place and with its data. When all have it,
+//! all transactions up to now count as the engine's ([`sealblock_btrfs_format::own_windows`]), so that their tags are
+//! demanded from then on. No item changes.
+//!
+//! Invariants:
+//! - The record changes only when every copy of all data without checksums has its tag, and all these are durable.
+//! - What is known to be damaged gets no tag: a copy that cannot be read, one whose tag is that of another transaction,
+//!   one that lacks a demanded tag, and copies that differ from each other, unless one of them has a demanded tag.
+//! - Nothing else changes the filesystem meanwhile.
+
+use futures_util::stream::{self, StreamExt};
+use sealblock_btrfs::FsError;
+use sealblock_btrfs::chunk_map::{Located, Place};
+use sealblock_btrfs::tags::{TagState, WrittenIn};
+use sealblock_btrfs::verify::{Progress, Unsummed, Watch};
+use sealblock_runtime_memory::Slice;
+
+use crate::engine::{Engine, EngineError};
+
+/// Pieces that are read and written at once.
+const PIECES_IN_FLIGHT: usize = 8;
+/// The maximum number of reasons that are listed.
+pub const MAX_LISTED: usize = 1000;
+
+/// What became of data without tags.
+#[derive(Clone, Default, Debug)]
+pub struct Resealed {
+    /// Bytes that got a tag, counting each copy.
+    pub bytes: u64,
+    /// Bytes of all data without checksums that were looked at, counting each copy.
+    pub looked_at: u64,
+    /// Logical addresses of sectors that got none, and why: the first [`MAX_LISTED`].
+    pub refused: Vec<(u64, String)>,
+    /// The number of all these.
+    pub refused_count: u64,
+    /// True if all was looked at.
+    pub is_whole: bool,
+}
+
+impl Resealed {
+    fn refuse(&mut self, logical: u64, why: String) {
+        self.refused_count += 1;
+        if self.refused.len() < MAX_LISTED {
+            self.refused.push((logical, why));
+        }
+    }
+
+    fn add(&mut self, one: Resealed) {
+        self.bytes += one.bytes;
+        self.looked_at += one.looked_at;
+        one.refused.into_iter().for_each(|(logical, why)| self.refuse(logical, why));
+    }
+}
+
+/// Why a piece does not get tags as it is.
+enum Not {
+    /// Some of it is not as it should be.
+    Refused(String),
+    /// A device failed.
+    Failed(EngineError),
+}
+
+impl Engine {
+    /// Gives these data, which must be all without checksums, the tags that they lack, and commits. Tags are demanded of
+    /// all of them from then on, if none was refused and the observer did not stop it.
+    ///
+    /// # Errors
+    /// If a device cannot keep tags, or cannot be written, and those of a commit.
+    pub async fn reseal(&self, data: &Unsummed, watch: &dyn Watch) -> Result<Resealed, EngineError> {
+        if let Some(device) = self.devices_without_sums().first() {
+            let why = format!("{device} has no protection information, or does not keep application tags");
+            return Err(EngineError::Read(FsError::NotWritable(why)));
+        }
+        let storage = self.storage();
+        let sector = u64::from(storage.geometry().sector_bytes);
+        let copies = |start, end: u64| -> u64 {
+            storage.map.locate(start, end - start).map_or(0, |located| located.copies.len() as u64)
+        };
+        let expected_bytes = data.iter().map(|(_, start, end)| (end - start) * copies(*start, *end)).sum();
+        let mut pieces = Vec::new();
+        for (written, start, end) in data {
+            pieces
+                .extend(storage.pieces(*start, end - start)?.into_iter().map(|(at, located)| (*written, at, located)));
+        }
+        let mut all = Resealed { is_whole: true, ..Resealed::default() };
+        let reseal = |(written, at, located): (WrittenIn, u64, Located)| async move {
+            self.reseal_piece(sector, written, at, &located).await
+        };
+        let mut results = stream::iter(pieces).map(reseal).buffer_unordered(PIECES_IN_FLIGHT);
+        while let Some(one) = results.next().await {
+            all.add(one?);
+            let progress = Progress { bytes: all.looked_at, expected_bytes, damage_count: all.refused_count };
+            if !watch.go_on(progress).await {
+                all.is_whole = false;
+                break;
+            }
+        }
+        // Writes that were begun end before the devices are flushed.
+        while let Some(one) = results.next().await {
+            all.add(one?);
+        }
+        drop(results);
+        if all.is_whole && all.refused_count == 0 && self.failed_devices().is_empty() {
+            // A commit makes the tags durable before its record says that they are there.
+            self.tagging().cover_all(self.devices());
+        }
+        self.commit().await?;
+        Ok(all)
+    }
+
+    /// From now on no tags are demanded of data that are there: they may have lost them.
+    ///
+    /// # Errors
+    /// Those of a commit.
+    pub async fn forget_tags(&self) -> Result<(), EngineError> {
+        let open = self.transaction().borrow().generation();
+        self.tagging().forget(self.devices(), open);
+        self.commit().await.map(drop)
+    }
+
+    /// Reseals a piece, or its sectors one by one.
+    async fn reseal_piece(
+        &self,
+        sector: u64,
+        written: WrittenIn,
+        logical: u64,
+        located: &Located,
+    ) -> Result<Resealed, EngineError> {
+        let mut done = Resealed { looked_at: located.bytes * located.copies.len() as u64, ..Resealed::default() };
+        match self.try_reseal(written, located).await {
+            Ok(bytes) => done.bytes = bytes,
+            Err(Not::Failed(error)) => return Err(error),
+            Err(Not::Refused(why)) if located.bytes <= sector => done.refuse(logical, why),
+            Err(Not::Refused(_)) => {
+                for at in (0..located.bytes).step_by(sector as usize) {
+                    match self.try_reseal(written, &located.part(at, sector)).await {
+                        Ok(bytes) => done.bytes += bytes,
+                        Err(Not::Failed(error)) => return Err(error),
+                        Err(Not::Refused(why)) => done.refuse(logical + at, why),
+                    }
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    async fn try_reseal(&self, written: WrittenIn, located: &Located) -> Result<u64, Not> {
+        let mut copies = Vec::new();
+        for place in &located.copies {
+            let refused = |why: String| Not::Refused(format!("device {}: {why}", place.devid));
+            match self.devices().read_with_tags(*place, located.bytes, written).await {
+                Ok((_, _, TagState::Other(tag))) => {
+                    return Err(refused(format!("it has the tag of another transaction, {tag:04x}")));
+                }
+                Ok((data, is_attested, state)) => copies.push(Copy { place: *place, data, state, is_attested }),
+                Err(fault) => return Err(refused(fault.to_string())),
+            }
+        }
+        // What is attested is right. Otherwise all copies must agree.
+        let Some(right) = copies.iter().find(|copy| copy.is_attested).or(copies.first()) else { return Ok(0) };
+        if !right.is_attested && copies.iter().any(|copy| copy.data[..] != right.data[..]) {
+            return Err(Not::Refused("its copies differ".into()));
+        }
+        let mut bytes = 0;
+        for copy in copies.iter().filter(|copy| copy.state != TagState::Own || copy.data[..] != right.data[..]) {
+            let tagged = self.devices().write_tagged(copy.place, right.data.clone(), Some(written.generation)).await;
+            if let Err(fault) = tagged {
+                self.device_failed(copy.place.devid, &fault);
+                let why = format!("device {} cannot be written: {fault}", copy.place.devid);
+                return Err(Not::Failed(FsError::NotWritable(why).into()));
+            }
+            bytes += located.bytes;
+        }
+        Ok(bytes)
+    }
+}
+
+/// A copy that was read.
+struct Copy {
+    place: Place,
+    data: Slice,
+    state: TagState,
+    /// True if its tags were demanded, and it has them.
+    is_attested: bool,
+}
