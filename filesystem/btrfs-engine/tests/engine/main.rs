@@ -7,6 +7,7 @@
 mod commits;
 mod crash;
 mod crash_data;
+mod damages;
 mod data;
 mod data_concurrent;
 mod data_errors;
