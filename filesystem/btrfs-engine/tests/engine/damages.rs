@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use futures_executor::block_on;
-use sealblock_block::{Abilities, Device, Durability, DynDevice, Geometry, Operation, Outcome, Request};
+use sealblock_block::{
+    Abilities, Device, Durability, DynDevice, Expectations, Geometry, Operation, Outcome, Request, Response,
+};
 use sealblock_btrfs::extents::Content;
 use sealblock_btrfs::verify::{DataFault, Finding, Mode, Verdict};
 use sealblock_btrfs::{Filesystem, Place};
@@ -48,7 +50,9 @@ impl Device for Remembering {
         if let Operation::Write(_) = &request.operation {
             let extent = request.extents.one();
             for lba in extent.start().get()..extent.start().get() + u64::from(extent.blocks().get()) {
-                self.before.borrow_mut().insert((self.devid, lba), read_blocks(&self.memory, lba, 1));
+                let read = Request::read(Extent::from_raw(lba, 1).unwrap(), Expectations::NONE);
+                let Ok(Response::Data(block)) = Device::execute(&*self.memory, read).await else { panic!("{lba}") };
+                self.before.borrow_mut().insert((self.devid, lba), block);
             }
         }
         Device::execute(&*self.memory, request).await
@@ -131,7 +135,11 @@ impl Subject {
 fn found(disks: &Disks, is_lost: bool) -> BTreeMap<u64, BTreeSet<u64>> {
     let mut all: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
     let report = disks.verify(Mode::Auto);
-    assert!(report.damage_count == report.findings.len() as u64 && report.unchecked.is_empty(), "{:?}", report.unchecked);
+    assert!(
+        report.damage_count == report.findings.len() as u64 && report.unchecked.is_empty(),
+        "{:?}",
+        report.unchecked
+    );
     for finding in &report.findings {
         let Finding::Data(data) = finding else { panic!("{finding}") };
         assert!(matches!(data.fault, DataFault::Copy { is_lost: lost, .. } if lost == is_lost), "{data}");
@@ -155,7 +163,8 @@ fn damages_lost_and_misdirected_writes_are_found_with_both_kinds_of_checksums() 
         });
         let engine = block_on(Engine::open(&filesystem, EngineOptions::default())).unwrap();
         let mut random = fastrand::Rng::with_seed(37);
-        let mut subjects = [("summed", Kind::Plain), ("tagged", Kind::NoSum)].map(|(name, kind)| Subject::new(&engine, name, kind));
+        let mut subjects =
+            [("summed", Kind::Plain), ("tagged", Kind::NoSum)].map(|(name, kind)| Subject::new(&engine, name, kind));
         block_on(engine.commit()).unwrap();
         for _ in 0..6 {
             for subject in &mut subjects {
