@@ -25,7 +25,7 @@ use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{Condition, yield_once};
 use sealblock_btrfs::devices::DeviceSet;
-use sealblock_btrfs::replicas::Storage;
+use sealblock_btrfs::replicas::{NodeWritten, Storage};
 use sealblock_btrfs::{BadCopy, CopyFault, Filesystem, FsError};
 use sealblock_btrfs_format::checker::{Expected, check_node};
 use sealblock_btrfs_format::items::device::DevItem;
@@ -172,7 +172,11 @@ impl Engine {
         }
         engine.devices.restore_copies().await;
         let first = engine.commit().await?;
-        engine.tagging.confirm(&engine.devices, first).await;
+        if let Some(devid) = engine.tagging.confirm(&engine.devices, first).await
+            && engine.devices.nodes_need_tags()
+        {
+            return Err(engine.stop(format!("device {devid} does not keep application tags, which nodes need")));
+        }
         Ok(engine)
     }
 
@@ -339,8 +343,8 @@ impl Engine {
     async fn read_node(&self, expected: &Expected, durable: u64) -> Result<Slice, EngineError> {
         let (storage, geometry) = (self.storage(), *self.transaction.borrow().geometry());
         let check = |bytes: &[u8]| check_node(bytes, &geometry, expected).map(drop).map_err(CopyFault::Node);
-        let read = storage.read_whole(expected.bytenr, geometry.node_bytes.into(), check).await?;
-        self.damaged_nodes.add(expected.bytenr, &read.data, &read.bad, durable);
+        let read = storage.read_whole((expected.bytenr, NodeWritten::In(expected.generation)), check).await?;
+        self.damaged_nodes.add(expected.bytenr, &read, durable);
         self.remember_bad(read.bad);
         Ok(read.data)
     }
@@ -507,7 +511,9 @@ impl Engine {
     async fn write_frozen(&self, frozen: Frozen) -> Result<u64, EngineError> {
         let Frozen { nodes, mut superblock, pinned, removed, storage, devices } = frozen;
         let storage = &storage;
-        let writes = neighbours(&nodes).map(|run| async move { storage.write(run[0].0, &joined(run), None).await });
+        // All of them are of the transaction.
+        let tag = nodes.first().and_then(|(_, node)| storage.node_tag(node));
+        let writes = neighbours(&nodes).map(|run| async move { storage.write(run[0].0, &joined(run), tag).await });
         let mut writes = stream::iter(writes).buffer_unordered(NODE_WRITES_IN_FLIGHT);
         while let Some(written) = writes.next().await {
             let judged = self.judge_write(storage, written, true);

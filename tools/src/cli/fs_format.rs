@@ -15,6 +15,11 @@ const CHECKSUMS: &values::Names<ChecksumType> = &[
     ("xxhash64", "64 bits", ChecksumType::XxHash64),
     ("sha256", "256 bits, cryptographic", ChecksumType::Sha256),
     ("blake2b", "256 bits, cryptographic and faster than sha256", ChecksumType::Blake2b),
+    (
+        "none",
+        "None: devices with protection information check all blocks. Only this program reads the filesystem",
+        ChecksumType::None,
+    ),
 ];
 
 const PROFILES: [(&str, &str, Profile); 9] = [
@@ -84,7 +89,7 @@ fn feature(text: &str) -> Result<FeatureChange, String> {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  sealblock fs format disk.img --label backup\n  \
     sealblock fs format /dev/sdb /dev/sdc --data raid1 --csum blake2b\n\n\
-    The filesystem is the one that `mkfs.btrfs` makes, and Linux mounts it. Everything on the targets is lost. A target that has a filesystem, a \
+    The filesystem is the one that `mkfs.btrfs` makes, and Linux mounts it, except with `--csum none`. Everything on the targets is lost. A target that has a filesystem, a \
     partition table, a volume manager's label or the remains of any of these is refused without --force.\n\n\
     If the command is interrupted, the targets have the old filesystem, none, or the whole new one.")]
 pub struct FsFormat {

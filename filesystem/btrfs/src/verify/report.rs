@@ -225,6 +225,8 @@ pub enum WhyUnchecked {
     StaleDevice,
     /// Data without a checksum, on a device without protection information. They could be read.
     NoChecksum,
+    /// Nodes without checksums, on a device that does not have the tags of its blocks. They could be read.
+    NodeTags,
     /// Data whose checksums are lost.
     ChecksumsLost,
     /// Data of a lost inode, of which it is unknown whether they should have checksums.
@@ -253,6 +255,7 @@ impl WhyUnchecked {
             WhyUnchecked::Unreachable => "unreachable",
             WhyUnchecked::StaleDevice => "stale_device",
             WhyUnchecked::NoChecksum => "no_checksum",
+            WhyUnchecked::NodeTags => "node_tags",
             WhyUnchecked::ChecksumsLost => "checksums_lost",
             WhyUnchecked::InodeLost => "inode_lost",
             WhyUnchecked::CopiesBelow => "copies_below",
@@ -273,6 +276,9 @@ impl fmt::Display for WhyUnchecked {
             WhyUnchecked::Unreachable => "a device can no longer be reached",
             WhyUnchecked::StaleDevice => "a device missed transactions, and the data have no checksum",
             WhyUnchecked::NoChecksum => "the data have no checksum, and the device has no seals; they can be read",
+            WhyUnchecked::NodeTags => {
+                "nodes have no checksums, and a device lacks the tags that show whether they are good; they can be read"
+            }
             WhyUnchecked::ChecksumsLost => "the checksums of the data are lost",
             WhyUnchecked::InodeLost => "the inode is lost, so whether its data should have checksums is unknown",
             WhyUnchecked::CopiesBelow => "a device holds copies of its own and did not check all of them",

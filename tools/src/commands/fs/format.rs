@@ -6,12 +6,13 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use sealblock_block::Device;
-use sealblock_btrfs::devices::uuid;
+use sealblock_btrfs::devices::{uuid, why_unprotected};
 use sealblock_btrfs::space::{kind_name, profile_name};
 use sealblock_btrfs_engine::format::{
     DEFAULT_INCOMPAT, FormatError, FormatOptions, FormattedImage, NewDevice, SECTOR_BYTES, default_node_bytes,
     default_profiles, format,
 };
+use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::features::Incompat;
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_stack::identity::new_uuid;
@@ -112,8 +113,10 @@ async fn open(arguments: &FsFormat, target: &TargetName) -> Result<OpenTarget, S
     let opened = overwrite_blocks(target, overwriting, arguments.members.usage()).await?;
     let refused = |why: String| StackError::new(Cause::Unsuitable, ACTION, why).on(target);
     let block_bytes = opened.device.geometry().block_size.bytes();
+    let unprotected = why_unprotected(&opened.device).filter(|_| arguments.csum == ChecksumType::None);
     let checked = match opened.device.abilities().writable {
         false => Err(refused("it is read-only".to_owned())),
+        true if let Some(why) = unprotected => Err(refused(format!("{why}, which --csum none needs"))),
         true if block_bytes > SECTOR_BYTES as usize => Err(refused(format!(
             "its blocks have {block_bytes} bytes, more than a sector of the filesystem, {SECTOR_BYTES}"
         ))),
