@@ -127,7 +127,7 @@ fn check_devices(filesystem: &Filesystem) -> Result<(), FsError> {
         }
         if let Some(why) = device.why_unproven().filter(|_| needs_tags) {
             return Err(refused(format!(
-                "device {devid} ({}) cannot show which of its nodes are good, which have no checksums: {why}; copy the files to a new filesystem",
+                "device {devid} ({}) cannot show which of its nodes are good, as there are no checksums: {why}; if it has its tags nowhere, copy the files to a new filesystem",
                 device.name
             )));
         }

@@ -116,7 +116,10 @@ async fn open(arguments: &FsFormat, target: &TargetName) -> Result<OpenTarget, S
     let unprotected = why_unprotected(&opened.device).filter(|_| arguments.csum == ChecksumType::None);
     let checked = match opened.device.abilities().writable {
         false => Err(refused("it is read-only".to_owned())),
-        true if let Some(why) = unprotected => Err(refused(format!("{why}, which --csum none needs"))),
+        true if let Some(why) = unprotected => {
+            let why = format!("{why}, which --csum none needs");
+            Err(refused(why).advise("make a protected volume of it: sealblock create"))
+        }
         true if block_bytes > SECTOR_BYTES as usize => Err(refused(format!(
             "its blocks have {block_bytes} bytes, more than a sector of the filesystem, {SECTOR_BYTES}"
         ))),
