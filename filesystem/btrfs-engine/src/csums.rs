@@ -8,6 +8,7 @@
 //! - An item has one checksum at least and [`CsumShape::max_sums`] at most, as in Linux, so that two items fit into a
 //!   leaf. Items that touch need not be one: only the item before a new run is extended.
 //! - A deletion from the middle of an item makes two.
+//! - In a filesystem without checksums there is nothing to read or delete, and nothing can be inserted.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -26,7 +27,7 @@ pub struct CsumShape {
     pub sector_bytes: u32,
     /// Bytes of a node.
     pub node_bytes: u32,
-    /// Bytes of a checksum.
+    /// Bytes of a checksum; 0 if the filesystem has none.
     pub csum_bytes: usize,
 }
 
@@ -92,13 +93,18 @@ impl CsumShape {
         (room / self.csum_bytes.max(1)).saturating_sub(1)
     }
 
+    /// True if the filesystem has no checksums.
+    fn has_none(&self) -> bool {
+        self.csum_bytes == 0
+    }
+
     fn sector(&self) -> u64 {
         u64::from(self.sector_bytes)
     }
 
     fn check(&self) -> Result<(), CsumError> {
-        let CsumShape { sector_bytes, node_bytes, csum_bytes } = *self;
-        let is_possible = sector_bytes > 0 && csum_bytes > 0 && self.max_sums() > 0;
+        let CsumShape { sector_bytes, node_bytes, .. } = *self;
+        let is_possible = sector_bytes > 0 && self.max_sums() > 0;
         if is_possible { Ok(()) } else { Err(CsumError::Shape { sector_bytes, node_bytes }) }
     }
 
@@ -154,6 +160,9 @@ impl<'a, T: Items> Csums<'a, T> {
     /// If the range is not of whole sectors, items are damaged, or a node is not in memory.
     pub fn runs(&self, range: Range<u64>, limit: NonZeroUsize) -> Result<(Vec<CsumRun>, u64), CsumError> {
         self.shape.check_range(&range)?;
+        if self.shape.has_none() {
+            return Ok((Vec::new(), range.end));
+        }
         let (mut runs, mut at) = (Vec::<CsumRun>::new(), range.start);
         for _ in 0..limit.get() {
             let Some(found) = self.next_in(&(at..range.end))? else { return Ok((runs, range.end)) };
@@ -211,7 +220,7 @@ impl<'a, T: Items> CsumEdit<'a, T> {
     /// If they are not whole, a sector has one already, items are damaged, or a node is not in memory.
     pub fn insert(&mut self, start: u64, sums: &[u8]) -> Result<(), CsumError> {
         self.shape.check()?;
-        if sums.is_empty() || !sums.len().is_multiple_of(self.shape.csum_bytes) {
+        if self.shape.has_none() || sums.is_empty() || !sums.len().is_multiple_of(self.shape.csum_bytes) {
             return Err(CsumError::Sums(sums.len()));
         }
         let sectors = (sums.len() / self.shape.csum_bytes) as u64;
@@ -255,6 +264,9 @@ impl<'a, T: Items> CsumEdit<'a, T> {
     /// If the range is not of whole sectors, items are damaged, or a node is not in memory.
     pub fn delete(&mut self, range: Range<u64>, limit: NonZeroUsize) -> Result<Range<u64>, CsumError> {
         self.shape.check_range(&range)?;
+        if self.shape.has_none() {
+            return Ok(range.end..range.end);
+        }
         let mut at = range.start;
         for _ in 0..limit.get() {
             let Some(found) = self.csums().next_in(&(at..range.end))? else { return Ok(range.end..range.end) };

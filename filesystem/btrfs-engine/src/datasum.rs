@@ -71,6 +71,9 @@ impl<V: Items> Plan<'_, V> {
             _ if datasum == Datasum::Device && !self.context.has_device_sums => {
                 return Err(PlanError::Unsupported("a device cannot keep the checksums of data"));
             }
+            _ if datasum == Datasum::Csum && !self.has_checksums() => {
+                return Err(PlanError::InvalidArgument("the filesystem has no checksums"));
+            }
             FileType::Directory => {}
             FileType::Regular if is_set => return Ok(inode),
             FileType::Regular if inode.size.get() != 0 || inode.nbytes.get() != 0 => {

@@ -23,9 +23,9 @@ use std::sync::Arc;
 
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Condition, yield_once};
-use sealblock_btrfs::devices::DeviceSet;
-use sealblock_btrfs::replicas::Storage;
+use sealblock_block::{Condition, DynDevice, yield_once};
+use sealblock_btrfs::devices::{DeviceSet, why_unprotected};
+use sealblock_btrfs::replicas::{NodeWritten, Storage};
 use sealblock_btrfs::{BadCopy, CopyFault, Filesystem, FsError};
 use sealblock_btrfs_format::checker::{Expected, check_node};
 use sealblock_btrfs_format::items::device::DevItem;
@@ -172,7 +172,11 @@ impl Engine {
         }
         engine.devices.restore_copies().await;
         let first = engine.commit().await?;
-        engine.tagging.confirm(&engine.devices, first).await;
+        if let Some(devid) = engine.tagging.confirm(&engine.devices, first).await
+            && engine.devices.nodes_need_tags()
+        {
+            return Err(engine.stop(format!("device {devid} does not keep application tags, which nodes need")));
+        }
         engine.transaction.borrow_mut().has_device_sums = engine.devices_without_sums().is_empty();
         Ok(engine)
     }
@@ -225,9 +229,10 @@ impl Engine {
     }
 
     /// The names of the devices that cannot keep the checksums of data: they have no protection information that is
-    /// visible, or do not keep application tags.
+    /// visible, do not check it, or do not keep application tags.
     pub fn devices_without_sums(&self) -> Vec<String> {
-        let without = self.devices.iter().filter(|(devid, _)| !self.tagging.has(*devid));
+        let is_without = |devid, device: &DynDevice| !self.tagging.has(devid) || why_unprotected(device).is_some();
+        let without = self.devices.iter().filter(|(devid, device)| is_without(*devid, &device.device));
         without.map(|(_, device)| device.name.clone()).collect()
     }
 
@@ -351,8 +356,8 @@ impl Engine {
     async fn read_node(&self, expected: &Expected, durable: u64) -> Result<Slice, EngineError> {
         let (storage, geometry) = (self.storage(), *self.transaction.borrow().geometry());
         let check = |bytes: &[u8]| check_node(bytes, &geometry, expected).map(drop).map_err(CopyFault::Node);
-        let read = storage.read_whole(expected.bytenr, geometry.node_bytes.into(), check).await?;
-        self.damaged_nodes.add(expected.bytenr, &read.data, &read.bad, durable);
+        let read = storage.read_whole((expected.bytenr, NodeWritten::In(expected.generation)), check).await?;
+        self.damaged_nodes.add(expected.bytenr, &read, durable);
         self.remember_bad(read.bad);
         Ok(read.data)
     }
@@ -519,7 +524,9 @@ impl Engine {
     async fn write_frozen(&self, frozen: Frozen) -> Result<u64, EngineError> {
         let Frozen { nodes, mut superblock, pinned, removed, storage, devices } = frozen;
         let storage = &storage;
-        let writes = neighbours(&nodes).map(|run| async move { storage.write(run[0].0, &joined(run), None).await });
+        // All of them are of the transaction.
+        let tag = nodes.first().and_then(|(_, node)| storage.node_tag(node));
+        let writes = neighbours(&nodes).map(|run| async move { storage.write(run[0].0, &joined(run), tag).await });
         let mut writes = stream::iter(writes).buffer_unordered(NODE_WRITES_IN_FLIGHT);
         while let Some(written) = writes.next().await {
             let judged = self.judge_write(storage, written, true);

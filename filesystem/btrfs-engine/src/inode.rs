@@ -8,13 +8,16 @@
 //! - A new inode inherits from its directory: the compression flags; NODATACOW, with which a regular file also gets
 //!   NODATASUM; the group and the bit, if the directory has the set-group-ID bit. Other than in Linux, it inherits
 //!   where the checksums of data are kept ([`crate::datasum`]). It inherits no other flag, so nothing is born immutable.
+//! - In a filesystem without checksums every regular file has NODATASUM, from its creation on.
 
+use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::directory::FileType;
 use sealblock_btrfs_format::items::inode::{InodeFlags, InodeItem, Timespec};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use zerocopy::IntoBytes;
 
+use crate::datasum;
 use crate::plan::{Plan, PlanError};
 use crate::view::Items;
 
@@ -240,7 +243,7 @@ impl<V: Items> Plan<'_, V> {
     }
 
     /// Gives an inode these of the flags that programs can set ([`SETTABLE_FLAGS`]); its other flags stay. A regular
-    /// file gets NODATASUM together with NODATACOW, and loses both together.
+    /// file gets NODATASUM together with NODATACOW, and loses both together, unless the filesystem has no checksums.
     ///
     /// An immutable inode can lose that flag. Whether the user may change it and APPEND is the caller's to check.
     ///
@@ -266,7 +269,8 @@ impl<V: Items> Plan<'_, V> {
                     return refuse("a file with data keeps its NODATACOW");
                 }
                 if changes {
-                    flags.set(InodeFlags::NODATASUM, wanted.contains(InodeFlags::NODATACOW));
+                    let has_no_sums = wanted.contains(InodeFlags::NODATACOW) || !self.has_checksums();
+                    flags.set(InodeFlags::NODATASUM, has_no_sums);
                 }
             }
             FileType::Directory => {}
@@ -277,6 +281,22 @@ impl<V: Items> Plan<'_, V> {
             (inode.flags, inode.ctime) = (flags.bits().into(), now);
             Ok(())
         })
+    }
+
+    /// False if the filesystem has no checksums.
+    pub(crate) fn has_checksums(&self) -> bool {
+        self.context.geometry.checksum != ChecksumType::None
+    }
+
+    /// The flags that a new inode has from its directory, and from the filesystem.
+    fn inherited_flags(&self, directory: InodeFlags, kind: FileType) -> InodeFlags {
+        // A directory with both does not compress.
+        let is_plain = directory.contains(InodeFlags::NOCOMPRESS);
+        let mut flags = directory & if is_plain { InodeFlags::NOCOMPRESS } else { InodeFlags::COMPRESS };
+        let has_no_cow = directory.contains(InodeFlags::NODATACOW);
+        flags.set(InodeFlags::NODATACOW, has_no_cow);
+        flags.set(InodeFlags::NODATASUM, kind == FileType::Regular && (has_no_cow || !self.has_checksums()));
+        flags | datasum::inherited(directory, kind, self.context.has_device_sums)
     }
 
     /// The number of a new inode.
@@ -318,7 +338,7 @@ impl<V: Items> Plan<'_, V> {
             gid: if is_grouped { directory.gid } else { owner.gid.into() },
             mode: mode.into(),
             rdev: 0.into(),
-            flags: inherited_flags(directory.flags(), kind, self.context.has_device_sums).bits().into(),
+            flags: self.inherited_flags(directory.flags(), kind).bits().into(),
             sequence: 0.into(),
             reserved: [0.into(); 4],
             atime: now,
@@ -338,18 +358,6 @@ pub fn without_set_id(mode: u32) -> u32 {
 /// All items of an inode.
 pub(crate) fn items_of(ino: u64) -> std::ops::RangeInclusive<Key> {
     Key::new(ino, ItemType(0), 0)..=Key::new(ino, ItemType(u8::MAX), u64::MAX)
-}
-
-/// The flags that a new inode has from its directory.
-fn inherited_flags(directory: InodeFlags, kind: FileType, has_device_sums: bool) -> InodeFlags {
-    // A directory with both does not compress.
-    let is_plain = directory.contains(InodeFlags::NOCOMPRESS);
-    let mut flags = directory & if is_plain { InodeFlags::NOCOMPRESS } else { InodeFlags::COMPRESS };
-    if directory.contains(InodeFlags::NODATACOW) {
-        flags |= InodeFlags::NODATACOW;
-        flags.set(InodeFlags::NODATASUM, kind == FileType::Regular);
-    }
-    flags | crate::datasum::inherited(directory, kind, has_device_sums)
 }
 
 #[cfg(test)]

@@ -120,9 +120,16 @@ fn check_devices(filesystem: &Filesystem) -> Result<(), FsError> {
         return Err(refused(format!("its chunk tree is damaged: {error}")));
     }
     let sector_bytes = filesystem.storage().geometry().sector_bytes as usize;
+    let needs_tags = filesystem.storage().devices.nodes_need_tags();
     for (devid, device) in filesystem.storage().devices.iter() {
         if device.is_stale {
             return Err(refused(format!("device {devid} ({}) missed transactions", device.name)));
+        }
+        if let Some(why) = device.why_unproven().filter(|_| needs_tags) {
+            return Err(refused(format!(
+                "device {devid} ({}) cannot show which of its nodes are good, as there are no checksums: {why}; if it has its tags nowhere, copy the files to a new filesystem",
+                device.name
+            )));
         }
         let block_bytes = device.device.geometry().block_size.bytes();
         if block_bytes > sector_bytes {

@@ -8,8 +8,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use sealblock_block::Durability;
-use sealblock_btrfs::replicas::Storage;
+use sealblock_btrfs::replicas::{Storage, Verified};
 use sealblock_btrfs::{BadCopy, CopyFault};
 use sealblock_runtime_memory::Slice;
 
@@ -29,9 +28,10 @@ struct Damaged {
 
 impl DamagedNodes {
     /// Remembers the damaged copies of a good node that was read while this transaction was the last durable one.
-    pub fn add(&self, bytenr: u64, node: &Slice, bad: &[BadCopy], durable: u64) {
+    pub fn add(&self, bytenr: u64, Verified { data: node, bad, .. }: &Verified, durable: u64) {
         let is_damaged = |copy: &&BadCopy| {
-            matches!(copy.fault, CopyFault::Node(_) | CopyFault::Checksum(_) | CopyFault::Unreadable(_))
+            use CopyFault::{Checksum, Node, Tag, Unreadable};
+            matches!(copy.fault, Node(_) | Checksum(_) | Tag(_) | Unreadable(_))
         };
         let copies: Vec<BadCopy> = bad.iter().filter(is_damaged).cloned().collect();
         let mut all = self.0.borrow_mut();
@@ -54,7 +54,7 @@ impl DamagedNodes {
             // A node in several pieces has more places than are known of its copies.
             let is_there = |copy: &&BadCopy| located.bytes == node.len() as u64 && located.copies.contains(&copy.place);
             for copy in copies.iter().filter(is_there).filter(|copy| !has_failed(copy.place.devid)) {
-                match storage.devices.write(copy.place, node.clone(), Durability::Volatile).await {
+                match storage.devices.write_tagged(copy.place, node.clone(), storage.node_tag(&node)).await {
                     Ok(()) => tracing::info!(%copy, "a damaged copy of a node was written anew"),
                     Err(fault) => tracing::warn!(%copy, %fault, "a damaged copy of a node cannot be written anew"),
                 }

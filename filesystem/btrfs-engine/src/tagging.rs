@@ -1,4 +1,5 @@
-//! Which devices get tags with data without checksums, and what the record of a commit says of it.
+//! Which devices get tags with data without checksums, and what the record of a commit says of it. In a filesystem without
+//! checksums all devices get them, also with nodes.
 //!
 //! Invariant: what the engine writes of such data to a tagged device has the tag of its transaction, from the opening on.
 //! The record's windows say so, so a window never goes on over anything that may have changed without the engine: another
@@ -53,16 +54,20 @@ impl Tagging {
         self.tagged.borrow().contains(&devid)
     }
 
-    /// After the first commit, before any data are read: demands tags of the devices that keep them.
-    pub async fn confirm(&self, devices: &DeviceSet, generation: u64) {
+    /// After the first commit, before any data are read: demands tags of the devices that keep them. Returns one that does
+    /// not.
+    pub async fn confirm(&self, devices: &DeviceSet, generation: u64) -> Option<u64> {
         let all: Vec<u64> = self.tagged.borrow().iter().copied().collect();
+        let mut forgetful = None;
         for devid in all {
             if !devices.keeps_tags(devid, generation).await {
                 tracing::warn!(devid, "a device does not keep application tags, which so prove nothing");
                 self.tagged.borrow_mut().remove(&devid);
+                forgetful = Some(devid);
             }
         }
         devices.set_tags(DataTags::writing(&self.windows.borrow(), self.tagged.borrow().clone()));
+        forgetful
     }
 
     /// All data without checksums have their tags: all transactions up to now count as the engine's.

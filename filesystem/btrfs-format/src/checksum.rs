@@ -1,7 +1,12 @@
-//! The four checksums of nodes, superblocks and data, and the CRC that hashes are made from.
+//! The four checksums of nodes, superblocks and data, a private type for filesystems without any, and the CRC that hashes
+//! are made from.
 //!
 //! The checksum field in a node or superblock has 32 bytes, of which each type uses the first ones. Items of the
 //! checksum tree have only as many bytes as the type needs.
+//!
+//! A filesystem without checksums ([`ChecksumType::None`]) has zeroes in the field of its nodes, and no items of checksums.
+//! Something else must show that its nodes are those that were written. Superblocks, from which all else is found, have
+//! CRC-32C then ([`ChecksumType::of_superblock`]).
 
 use blake2::digest::consts::U32 as Bytes32;
 use blake2::{Blake2b, Digest};
@@ -23,16 +28,19 @@ pub enum ChecksumType {
     Sha256,
     /// BLAKE2b-256 without a key, 32 bytes.
     Blake2b,
+    /// No checksums: the number is this project's own, and no other program knows it.
+    None = 0xFF00,
 }
 
 impl ChecksumType {
-    /// All of them, in the order of their numbers.
+    /// Those of Linux, in the order of their numbers.
     pub const ALL: [ChecksumType; 4] =
         [ChecksumType::Crc32c, ChecksumType::XxHash64, ChecksumType::Sha256, ChecksumType::Blake2b];
 
     /// The type with this number.
     pub fn from_number(number: u16) -> Option<ChecksumType> {
-        ChecksumType::ALL.get(usize::from(number)).copied()
+        let is_number = |kind: &ChecksumType| kind.number() == number;
+        ChecksumType::ALL.into_iter().chain([ChecksumType::None]).find(is_number)
     }
 
     /// The number that is stored.
@@ -40,16 +48,25 @@ impl ChecksumType {
         self as u16
     }
 
-    /// Bytes of a checksum.
+    /// The type of superblocks.
+    pub const fn of_superblock(self) -> ChecksumType {
+        match self {
+            ChecksumType::None => ChecksumType::Crc32c,
+            kind => kind,
+        }
+    }
+
+    /// Bytes of a checksum; 0 if there are none.
     pub const fn bytes(self) -> usize {
         match self {
             ChecksumType::Crc32c => 4,
             ChecksumType::XxHash64 => 8,
             ChecksumType::Sha256 | ChecksumType::Blake2b => 32,
+            ChecksumType::None => 0,
         }
     }
 
-    /// The checksum of `bytes`.
+    /// The checksum of `bytes`; an empty one if there are none.
     pub fn compute(self, bytes: &[u8]) -> Checksum {
         let mut field = [0; FIELD_BYTES];
         match self {
@@ -57,19 +74,22 @@ impl ChecksumType {
             ChecksumType::XxHash64 => field[..8].copy_from_slice(&XxHash64::oneshot(0, bytes).to_le_bytes()),
             ChecksumType::Sha256 => field.copy_from_slice(&Sha256::digest(bytes)),
             ChecksumType::Blake2b => field.copy_from_slice(&Blake2b::<Bytes32>::digest(bytes)),
+            ChecksumType::None => {}
         }
         Checksum { field, bytes: self.bytes() }
     }
 
-    /// Checks a block that begins with its checksum field; the checksum covers everything after the field.
+    /// Checks a block that begins with its checksum field; the checksum covers everything after the field. Without
+    /// checksums, all of the field must be zero.
     ///
     /// # Errors
     /// If the checksum differs, or the field is cut off.
     pub fn verify(self, block: &[u8]) -> Result<(), ChecksumMismatch> {
         let none = ChecksumMismatch { stored: self.compute(&[]), computed: self.compute(&[]) };
         let (field, covered) = block.split_first_chunk::<FIELD_BYTES>().ok_or(none)?;
-        let (stored, computed) = (Checksum { field: *field, bytes: self.bytes() }, self.compute(covered));
-        if stored.as_bytes() == computed.as_bytes() { Ok(()) } else { Err(ChecksumMismatch { stored, computed }) }
+        let bytes = if self == ChecksumType::None { FIELD_BYTES } else { self.bytes() };
+        let (stored, computed) = (Checksum { field: *field, bytes }, self.compute(covered));
+        if stored.as_bytes() == &computed.field[..bytes] { Ok(()) } else { Err(ChecksumMismatch { stored, computed }) }
     }
 
     /// Sets the checksum of a block. Bytes of the field that the type does not use become zero. A block that is shorter
@@ -116,12 +136,23 @@ impl std::fmt::Debug for Checksum {
 
 /// A stored checksum that differs from that of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("checksum {stored:?}, computed {computed:?}")]
+#[error("checksum {stored:?}, {}", Computed(.computed))]
 pub struct ChecksumMismatch {
     /// The stored checksum.
     pub stored: Checksum,
     /// The checksum of the bytes.
     pub computed: Checksum,
+}
+
+struct Computed<'a>(&'a Checksum);
+
+impl std::fmt::Display for Computed<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0.as_bytes() {
+            [] => f.write_str("in a filesystem without checksums"),
+            _ => write!(f, "computed {:?}", self.0),
+        }
+    }
 }
 
 /// Continues a CRC-32C from `seed` over `bytes`, without any inversion, for the hashes of names and references.
@@ -167,7 +198,33 @@ mod tests {
             }
             assert!(kind.verify(&block[..20]).is_err());
         }
-        assert_eq!(ChecksumType::from_number(4), None);
+        for number in [4, 0xFF, 0xFEFF, 0xFF01, u16::MAX] {
+            assert_eq!(ChecksumType::from_number(number), None);
+        }
+    }
+
+    #[test]
+    fn without_checksums_the_field_is_zero() {
+        let none = ChecksumType::None;
+        assert_eq!((ChecksumType::from_number(0xFF00), none.number(), none.bytes()), (Some(none), 0xFF00, 0));
+        assert_eq!(
+            (none.of_superblock(), ChecksumType::Sha256.of_superblock()),
+            (ChecksumType::Crc32c, ChecksumType::Sha256)
+        );
+        assert!(none.compute(b"123").as_bytes().is_empty());
+        let mut block = vec![7; 100];
+        none.seal(&mut block);
+        none.verify(&block).unwrap();
+        assert_eq!(block[..FIELD_BYTES], [0; FIELD_BYTES]);
+        block[FIELD_BYTES] ^= 1;
+        none.verify(&block).unwrap();
+        for at in 0..FIELD_BYTES {
+            let mut bad = block.clone();
+            bad[at] = 1;
+            let error = none.verify(&bad).unwrap_err().to_string();
+            assert!(error.ends_with("in a filesystem without checksums"), "{error}");
+        }
+        assert!(none.verify(&block[..20]).is_err());
     }
 
     #[test]

@@ -66,12 +66,15 @@ bitflags::bitflags! {
         const SIMPLE_QUOTA = 1 << 16;
         /// Experimental: a tree of remapped block groups.
         const REMAP_TREE = 1 << 17;
+        /// No checksums at all, not even of nodes. The bit is this project's own; to other programs it is unknown, so they
+        /// refuse the filesystem.
+        const NO_CHECKSUMS = 1 << 63;
     }
 }
 
 /// The features that this crate can read. Not included: experimental layouts, and zoned devices, which have the
 /// superblock in another place.
-pub const READABLE: Incompat = Incompat::from_bits_retain(0x1_0fff);
+pub const READABLE: Incompat = Incompat::from_bits_retain(0x1_0fff).union(Incompat::NO_CHECKSUMS);
 /// The features that this crate can write.
 pub const WRITABLE: Incompat =
     READABLE.difference(Incompat::RAID56).difference(Incompat::ZONED).difference(Incompat::SIMPLE_QUOTA);
@@ -184,7 +187,7 @@ mod tests {
     fn each_incompat_bit_is_written_or_read_or_refused() {
         for bit in 0..64 {
             let one = features(0, 1 << bit);
-            let is_read = matches!(bit, 0..=11 | 16);
+            let is_read = matches!(bit, 0..=11 | 16 | 63);
             assert_eq!(one.check_reading().is_ok(), is_read, "{bit}");
             assert_eq!(one.check_writing().is_ok(), is_read && bit != 7 && bit != 16, "{bit}");
         }

@@ -198,6 +198,17 @@ pub enum SuperblockError {
     /// An unknown checksum type.
     #[error("checksum type {0} is unknown")]
     ChecksumType(u16),
+    /// The checksum type and the features contradict each other.
+    #[error("checksum type {number:#x} {relation} the feature NO_CHECKSUMS")]
+    ChecksumFeature {
+        /// The number of the type.
+        number: u16,
+        /// "with" the feature, or "without" it.
+        relation: &'static str,
+    },
+    /// A feature that needs checksums.
+    #[error("the feature {0} in a filesystem without checksums")]
+    NeedsChecksums(&'static str),
     /// The checksum is wrong.
     #[error(transparent)]
     Checksum(#[from] ChecksumMismatch),
@@ -235,7 +246,8 @@ impl Superblock {
         }
         let number = self.csum_type.get();
         let checksum = ChecksumType::from_number(number).ok_or(SuperblockError::ChecksumType(number))?;
-        checksum.verify(self.as_bytes())?;
+        checksum.of_superblock().verify(self.as_bytes())?;
+        self.check_checksum(checksum)?;
         if self.bytenr.get() != read_at {
             return Err(SuperblockError::Offset { expected: read_at, found: self.bytenr.get() });
         }
@@ -254,6 +266,21 @@ impl Superblock {
             node_uuid,
             generation: self.generation.get(),
         })
+    }
+
+    /// The type without checksums and its feature come together. What is restored from parity has no tags of its own, so it
+    /// would be without any proof.
+    fn check_checksum(&self, checksum: ChecksumType) -> Result<(), SuperblockError> {
+        let incompat = self.features().incompat;
+        let has_none = checksum == ChecksumType::None;
+        if incompat.contains(Incompat::NO_CHECKSUMS) != has_none {
+            let relation = if has_none { "without" } else { "with" };
+            return Err(SuperblockError::ChecksumFeature { number: checksum.number(), relation });
+        }
+        match has_none && incompat.contains(Incompat::RAID56) {
+            true => Err(SuperblockError::NeedsChecksums("RAID56")),
+            false => Ok(()),
+        }
     }
 
     fn check_sizes(&self) -> Result<(), SuperblockError> {
@@ -346,7 +373,7 @@ impl Superblock {
     /// Sets the checksum, if its type is known.
     pub fn seal(&mut self) {
         if let Some(checksum) = ChecksumType::from_number(self.csum_type.get()) {
-            checksum.seal(self.as_mut_bytes());
+            checksum.of_superblock().seal(self.as_mut_bytes());
         }
     }
 }

@@ -104,6 +104,9 @@ fn note_devices(session: &Session<'_>) {
     if fs.storage().devices.iter().any(|(_, device)| device.is_stale) {
         session.not_checked(WhyNotChecked::StaleDevice);
     }
+    if fs.storage().devices.unproven().next().is_some() {
+        session.not_checked(WhyNotChecked::NodeTags);
+    }
     if fs.has_log() {
         session.not_checked(WhyNotChecked::LogTree);
     }

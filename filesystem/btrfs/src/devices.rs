@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealblock_block::{Device as _, DynDevice, RequestKind};
+use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, Geometry, SUPERBLOCK_BYTES, Superblock, flags};
@@ -51,6 +52,9 @@ pub struct Device {
     pub is_stale: bool,
     /// True if the engine wrote its superblock with a tag that it does not have: its bytes were copied without tags.
     pub has_lost_tags: bool,
+    /// True if it checks what it stores, and its superblock shows that the engine wrote it with tags, and has its own: so its
+    /// blocks have theirs.
+    pub has_proven_tags: bool,
     /// True if a write to it failed since it was opened.
     is_behind: Cell<bool>,
 }
@@ -69,6 +73,16 @@ impl Device {
     /// True if it keeps tags with its blocks, which are seen here.
     pub fn has_tags(&self) -> bool {
         self.device.geometry().protection.is_some()
+    }
+
+    /// Why the nodes of a filesystem without checksums are without proof on it; `None` if its tags prove them.
+    pub fn why_unproven(&self) -> Option<&'static str> {
+        let why = if self.has_lost_tags {
+            "it has lost the tags of its blocks"
+        } else {
+            "its superblock has no valid record of tags"
+        };
+        (!self.has_proven_tags).then(|| why_unprotected(&self.device).unwrap_or(why))
     }
 
     /// True if it checks its blocks against protection information that it stores itself.
@@ -132,14 +146,16 @@ impl DeviceSet {
                 mirror,
                 fault,
             }));
-            let was_tagged = |record: CommitRecord| record.is_of(&superblock) && record.is_tagged(item.uuid);
+            let was_tagged = was_tagged(&superblock);
+            let is_protected = why_unprotected(&device).is_none();
             let found = Device {
                 name: name.clone(),
                 device,
                 item,
                 generation: geometry.generation,
                 is_stale: false,
-                has_lost_tags: !has_tag && CommitRecord::read(&superblock).is_some_and(was_tagged),
+                has_lost_tags: was_tagged && !has_tag,
+                has_proven_tags: was_tagged && has_tag && is_protected,
                 is_behind: Cell::default(),
             };
             devices.insert(devid, found);
@@ -169,12 +185,19 @@ impl DeviceSet {
         copy: &IntactCopy,
     ) -> DeviceSet {
         let mut devices = BTreeMap::new();
-        for (target, IntactCopy { superblock, geometry, .. }) in targets {
-            let (name, device, item) = (target.name.clone(), target.device.clone(), superblock.dev_item);
-            let generation = geometry.generation;
-            let (is_stale, has_lost_tags, is_behind) = (false, false, Cell::default());
-            let device = Device { name, device, item, generation, is_stale, has_lost_tags, is_behind };
-            devices.entry(item.devid.get()).or_insert(device);
+        for (target, IntactCopy { superblock, geometry, has_tag, .. }) in targets {
+            let was_tagged = was_tagged(superblock);
+            let device = Device {
+                name: target.name.clone(),
+                device: target.device.clone(),
+                item: superblock.dev_item,
+                generation: geometry.generation,
+                is_stale: false,
+                has_lost_tags: was_tagged && !has_tag,
+                has_proven_tags: was_tagged && *has_tag && why_unprotected(&target.device).is_none(),
+                is_behind: Cell::default(),
+            };
+            devices.entry(superblock.dev_item.devid.get()).or_insert(device);
         }
         let (superblock, geometry, bad_superblocks) = (copy.superblock.clone(), copy.geometry, Vec::new());
         let (tags, transferred_bytes, executed) = Default::default();
@@ -268,11 +291,8 @@ impl DeviceSet {
     }
 
     async fn read_demanded(&self, place: Place, bytes: u64, written: WrittenIn) -> Result<(Sealed, bool), CopyFault> {
-        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
         let demand = self.demand(place.devid, written);
-        let blocks = read_blocks(&device.device, place.offset, bytes).await?;
-        self.add_transferred(bytes);
-        self.count_executed();
+        let blocks = self.read_sealed(place, bytes).await?;
         let is_attested = match demand {
             Some(demand) => demand.check(&blocks).map_err(CopyFault::Tag)?,
             None => false,
@@ -288,6 +308,39 @@ impl DeviceSet {
     /// When data were written, if the tags of some device can show it.
     pub(crate) fn provable(&self, written: WrittenIn) -> Option<WrittenIn> {
         self.tags.borrow().demand_anywhere(written).map(|_| written)
+    }
+
+    /// Reads blocks of a device with their tags.
+    ///
+    /// # Errors
+    /// If they cannot be read; the error has the reason.
+    pub(crate) async fn read_sealed(&self, place: Place, bytes: u64) -> Result<Sealed, CopyFault> {
+        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
+        let blocks = read_blocks(&device.device, place.offset, bytes).await?;
+        self.add_transferred(bytes);
+        self.count_executed();
+        Ok(blocks)
+    }
+
+    /// True if tags alone show whether nodes are those that were written.
+    pub fn nodes_need_tags(&self) -> bool {
+        self.geometry.checksum == ChecksumType::None
+    }
+
+    /// True if a device shows whether a node is the one that was written: always if nodes have checksums.
+    pub(crate) fn proves_nodes(&self, devid: u64) -> bool {
+        !self.nodes_need_tags() || self.get(devid).is_some_and(|device| device.has_proven_tags)
+    }
+
+    /// The present devices whose nodes are without proof, with the reason: their tags are lost, or were never there.
+    pub fn unproven(&self) -> impl Iterator<Item = (u64, &Device, &'static str)> {
+        let devices = self.iter().filter(|_| self.nodes_need_tags());
+        devices.filter_map(|(devid, device)| Some((devid, device, device.why_unproven()?)))
+    }
+
+    /// What blocks of a node must have on a device; `None` if nothing of it is proven there.
+    pub(crate) fn node_demand(&self, devid: u64, generation: u64) -> Option<Demand> {
+        self.proves_nodes(devid).then(|| Demand::of_node(generation))
     }
 
     /// True if the first superblock of a device has the tag of the transaction in which it was written, and the device so
@@ -323,6 +376,20 @@ impl DeviceSet {
     pub(crate) fn add_transferred(&self, bytes: u64) {
         self.transferred_bytes.set(self.transferred_bytes.get() + bytes);
     }
+}
+
+/// Why the blocks of a device cannot have tags that show anything; `None` if they can.
+pub fn why_unprotected(device: &DynDevice) -> Option<&'static str> {
+    match device.geometry().protection {
+        None => Some("it shows no protection information"),
+        Some(_) => (!device.abilities().seals).then_some("it does not check its protection information"),
+    }
+}
+
+/// True if the engine wrote a superblock, and everything that gets tags, with them.
+fn was_tagged(superblock: &Superblock) -> bool {
+    let is_tagged = |record: CommitRecord| record.is_of(superblock) && record.is_tagged(superblock.dev_item.uuid);
+    CommitRecord::read(superblock).is_some_and(is_tagged)
 }
 
 /// Refuses a device of another filesystem than the first device, or of another history of the same filesystem.

@@ -42,7 +42,7 @@ pub enum CopyFault {
     /// The data do not match their checksum.
     #[error("{0}")]
     Checksum(ChecksumMismatch),
-    /// The data are intact, and not those that the file should have.
+    /// The data are intact, and not those that the file should have; or the same of a node.
     #[error("{0}")]
     Tag(TagMismatch),
     /// The other pieces of the row, from which it would be restored, are missing or damaged too.

@@ -18,7 +18,7 @@ use sealblock_runtime_memory::Slice;
 
 use crate::devices::DeviceSet;
 use crate::error::{BadCopy, CopyFault, FsError};
-use crate::replicas::Storage;
+use crate::replicas::{NodeWritten, Storage};
 
 /// The default size of the cache in bytes.
 pub const DEFAULT_CACHE_BYTES: usize = 64 << 20;
@@ -59,6 +59,9 @@ pub struct NodeCopies {
     pub bad: Vec<BadCopy>,
     /// The number of copies.
     pub count: usize,
+    /// The copies that passed and are without proof: they have no checksum, their device has no tags, and no copy with
+    /// proof is equal to them.
+    pub unproven: usize,
 }
 
 /// Storage, and a cache of its nodes.
@@ -129,7 +132,8 @@ impl NodeCache {
             tracing::debug!(bytenr = expected.bytenr, %wrong, "a node that is kept is not the one that is expected");
         }
         let check = |bytes: &[u8]| check_node(bytes, geometry, expected).map(drop).map_err(CopyFault::Node);
-        let read = self.storage.read_whole(expected.bytenr, u64::from(geometry.node_bytes), check).await?;
+        let node = (expected.bytenr, NodeWritten::In(expected.generation));
+        let read = self.storage.read_whole(node, check).await?;
         self.read_nodes.set(self.read_nodes.get() + 1);
         self.remember(read.bad);
         let node = Rc::new(LoadedNode { bytes: read.data });
@@ -143,7 +147,8 @@ impl NodeCache {
         all.extend(bad.into_iter().take(room));
     }
 
-    /// Reads every copy of a node, concurrently. If valid copies differ, the first one is used and the others are bad.
+    /// Reads every copy of a node, concurrently. If valid copies differ, the first one is used and the others are bad; one
+    /// without proof is used only if none has it.
     /// A node restored from parity is not a copy; restoring is tried only if no copy passes.
     ///
     /// # Errors
@@ -154,18 +159,29 @@ impl NodeCache {
         let (_, first) = &pieces[0];
         let pieces_of = &pieces;
         let read = |mirror| async move {
-            let data = self.storage.read_pieces(pieces_of, mirror).await?;
-            check_node(&data, geometry, expected).map(drop).map_err(CopyFault::Node)?;
-            Ok(data)
+            let read = self.storage.read_node(pieces_of, mirror, NodeWritten::In(expected.generation)).await;
+            let read = read.and_then(|read| {
+                check_node(&read.0, geometry, expected).map(drop).map_err(CopyFault::Node)?;
+                Ok(read)
+            });
+            (mirror, read)
         };
         let (mut node, mut bad): (Option<(usize, Rc<LoadedNode>)>, _) = (None, Vec::new());
-        for (mirror, read) in join_all((0..first.copies.len()).map(read)).await.into_iter().enumerate() {
+        let (mut unproven, mut is_proven) = (0, false);
+        let mut copies = join_all((0..first.copies.len()).map(read)).await;
+        copies.sort_by_key(|(_, read)| matches!(read, Ok((_, false))));
+        for (mirror, read) in copies {
             let fault = match (read, &node) {
-                (Ok(bytes), None) => {
+                (Ok((bytes, is_attested)), None) => {
                     node = Some((mirror, Rc::new(LoadedNode { bytes })));
+                    is_proven = is_attested;
+                    unproven += usize::from(!is_proven);
                     continue;
                 }
-                (Ok(bytes), Some((_, node))) if bytes[..] == node.bytes[..] => continue,
+                (Ok((bytes, _)), Some((_, node))) if bytes[..] == node.bytes[..] => {
+                    unproven += usize::from(!is_proven);
+                    continue;
+                }
                 (Ok(_), Some((other, _))) => CopyFault::Differs(other + 1),
                 (Err(fault), _) => fault,
             };
@@ -178,6 +194,6 @@ impl NodeCache {
             None if first.row.is_some() => node = self.load(expected).await.ok(),
             None => {}
         }
-        Ok(NodeCopies { node, bad, count: first.copies.len() })
+        Ok(NodeCopies { node, bad, count: first.copies.len(), unproven })
     }
 }

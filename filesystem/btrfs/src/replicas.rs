@@ -13,8 +13,10 @@
 use std::rc::Rc;
 
 use sealblock_btrfs_format::checksum::{Checksum, ChecksumMismatch, ChecksumType};
+use sealblock_btrfs_format::node::Header;
 use sealblock_btrfs_format::superblock::Geometry;
 use sealblock_runtime_memory::{Buffer, Slice};
+use zerocopy::FromBytes;
 
 use crate::chunk_map::{ChunkMap, Located, Row};
 use crate::devices::{Device, DeviceSet};
@@ -43,6 +45,15 @@ pub enum Check<'a> {
     Tags(WrittenIn),
     /// No check.
     None,
+}
+
+/// The transaction of a node, by whose tag its blocks are told from others in a filesystem without checksums.
+#[derive(Clone, Copy, Debug)]
+pub enum NodeWritten {
+    /// What refers to the node has it.
+    In(u64),
+    /// Nothing refers to the node, which was searched for: it has it in its header.
+    AsItSays,
 }
 
 /// Data, and the copies that failed before it was found.
@@ -145,23 +156,28 @@ impl Storage {
         BadCopy { logical: Some(logical), place, mirror: mirror + 1, fault }
     }
 
-    /// Reads a node, or other data with one check, from the first mirror that passes. For a range over several pieces,
-    /// all pieces come from the same mirror.
+    /// Reads a node from the first mirror that passes the check, and whose blocks are of its transaction as far as tags are
+    /// to show that. Mirrors without proof come last. For a node over several pieces, all pieces come from the same mirror.
     ///
     /// # Errors
     /// If no mirror passes, or the range has no place.
     pub async fn read_whole(
         &self,
-        logical: u64,
-        bytes: u64,
+        (logical, written): (u64, NodeWritten),
         check: impl Fn(&[u8]) -> Result<(), CopyFault>,
     ) -> Result<Verified, FsError> {
+        let bytes = u64::from(self.geometry().node_bytes);
         let pieces = self.pieces(logical, bytes)?;
         let (_, first) = &pieces[0];
+        let proves = |mirror: &usize| first.copies.get(*mirror).is_some_and(|at| self.devices.proves_nodes(at.devid));
+        let mut order: Vec<usize> = self.order(first).collect();
+        if self.devices.nodes_need_tags() {
+            order.sort_by_key(|mirror| !proves(mirror));
+        }
         let mut bad = Vec::new();
-        for mirror in self.order(first) {
-            match self.read_pieces(&pieces, mirror).await.and_then(|data| check(&data).map(|()| data)) {
-                Ok(data) => return Ok(Verified { data, bad, is_attested: true }),
+        for mirror in order {
+            match self.read_node(&pieces, mirror, written).await.and_then(|read| check(&read.0).map(|()| read)) {
+                Ok((data, is_attested)) => return Ok(Verified { data, bad, is_attested }),
                 Err(fault) => bad.push(self.bad_copy(logical, first, mirror, fault)),
             }
         }
@@ -184,7 +200,47 @@ impl Storage {
         Ok(pieces)
     }
 
-    pub(crate) async fn read_pieces(&self, pieces: &[(u64, Located)], mirror: usize) -> Result<Slice, CopyFault> {
+    /// Reads a copy of a node. Returns also true if it is shown to be the one that was written, once it has passed the
+    /// caller's check: by its checksum, or by the tags of its blocks, which are checked here.
+    pub(crate) async fn read_node(
+        &self,
+        pieces: &[(u64, Located)],
+        mirror: usize,
+        written: NodeWritten,
+    ) -> Result<(Slice, bool), CopyFault> {
+        if !self.devices.nodes_need_tags() {
+            return Ok((self.read_pieces(pieces, mirror).await?, true));
+        }
+        let (mut read, mut parts) = (Vec::with_capacity(pieces.len()), Vec::with_capacity(pieces.len()));
+        for (_, piece) in pieces {
+            // Chunks with parity are refused in such a filesystem, so a mirror is a copy.
+            let place = *piece.copies.get(mirror % piece.copies.len().max(1)).ok_or(CopyFault::NoBlock)?;
+            let blocks = self.devices.read_sealed(place, piece.bytes).await?;
+            parts.push(blocks.joined_data());
+            read.push((place.devid, blocks));
+        }
+        let data = match <[Slice; 1]>::try_from(parts) {
+            Ok([only]) => only,
+            Err(parts) => Slice::copy_from(&parts.iter().map(|part| &part[..]).collect::<Vec<_>>().concat()),
+        };
+        let generation = match written {
+            NodeWritten::In(generation) => generation,
+            NodeWritten::AsItSays => match Header::ref_from_prefix(&data) {
+                Ok((header, _)) => header.generation.get(),
+                Err(_) => return Err(CopyFault::NoBlock),
+            },
+        };
+        let mut is_attested = true;
+        for (devid, blocks) in read {
+            is_attested &= match self.devices.node_demand(devid, generation) {
+                Some(demand) => demand.check(&blocks).map_err(CopyFault::Tag)?,
+                None => false,
+            };
+        }
+        Ok((data, is_attested))
+    }
+
+    async fn read_pieces(&self, pieces: &[(u64, Located)], mirror: usize) -> Result<Slice, CopyFault> {
         if let [(_, piece)] = pieces {
             return self.read_mirror(piece, mirror).await;
         }

@@ -28,6 +28,7 @@ use crate::chunk_map::ChunkMap;
 use crate::cursor::{Cursor, TreeRoot};
 use crate::error::{CopyFault, FsError};
 use crate::nodes::NodeCache;
+use crate::replicas::NodeWritten;
 
 /// The maximum number of nodes in a search result.
 const MOST_FOUND: usize = 100_000;
@@ -214,7 +215,7 @@ async fn node_at(nodes: &NodeCache, bytenr: u64, tree: u64) -> Option<TreeRoot> 
         let expected = Expected { first_key: None, ..root.expected() };
         check_node(bytes, geometry, &expected).map(drop).map_err(CopyFault::Node)
     };
-    let read = nodes.storage().read_whole(bytenr, u64::from(geometry.node_bytes), check).await.ok()?;
+    let read = nodes.storage().read_whole((bytenr, NodeWritten::AsItSays), check).await.ok()?;
     of_tree(&read.data)
 }
 

@@ -1,4 +1,5 @@
-//! The application tags of data without checksums, on devices with protection information.
+//! The application tags of data without checksums, and of the nodes of a filesystem without any, on devices with protection
+//! information.
 //!
 //! A device checks by itself that data match their guard and lie where they were written. It cannot know whether they are
 //! what was written there last. So the engine gives data the tag of the transaction in which they were written, which the
@@ -10,6 +11,9 @@
 //!   have tags. Whatever is not demanded is not called damage: another program gives no tags.
 //! - The engine gives superblocks the tag of their transaction. If one that it wrote has none, somebody has copied the bytes
 //!   of the device without its tags: nothing is demanded of such a device.
+//! - Nodes have tags only in a filesystem without checksums, which no other program writes. So on a device that has shown
+//!   that it keeps its tags, each block of a node must have that of its node's transaction, and nothing else passes
+//!   ([`Demand::of_node`]). On any other device nothing shows whether a node is the one that was written.
 //! - Data that are written in place keep the number of their extent. Another program that has written since may have
 //!   written them, so nothing is demanded then. It may also have ended before its transaction: so data in place may lack a
 //!   tag at any time. Those of an earlier write to the same place pass.
@@ -38,8 +42,8 @@ pub struct WrittenIn {
     pub is_in_place: bool,
 }
 
-/// The tags for data of a transaction; for `None`, those of data that have none.
-pub(crate) fn tags_of(generation: Option<u64>, initial_ref_tag: u64) -> Tags {
+/// The tags for blocks of a transaction; for `None`, those of blocks that have none.
+pub fn tags_of(generation: Option<u64>, initial_ref_tag: u64) -> Tags {
     let app_tag = generation.map_or(UNTAGGED, tag_of);
     Tags { app_tag, storage_tag: generation.unwrap_or(0), initial_ref_tag }
 }
@@ -50,7 +54,7 @@ pub fn tag_of(generation: u64) -> u16 {
 }
 
 /// True if blocks have the tag of a transaction.
-pub(crate) fn has_tag_of(blocks: &Sealed, generation: u64) -> bool {
+pub fn has_tag_of(blocks: &Sealed, generation: u64) -> bool {
     blocks.format().is_some() && blocks.tuples().all(|tuple| tuple.app_tag == tag_of(generation))
 }
 
@@ -101,6 +105,11 @@ pub struct Demand {
 }
 
 impl Demand {
+    /// That of the nodes of a transaction.
+    pub(crate) fn of_node(generation: u64) -> Demand {
+        Demand { generation, may_lack_tag: false }
+    }
+
     /// Blocks that meet these have the tag.
     pub(crate) fn strict(&self, format: PiFormat) -> Expectations {
         Expectations::new(Checks { checks_escapes: true, ..self.checks(format) })

@@ -160,6 +160,9 @@ fn note_devices(session: &Session<'_>) {
         session.found(Finding::Tree { tree: objectid::CHUNK_TREE, error });
     }
     session.note_copies_below();
+    if devices.unproven().next().is_some() {
+        session.unchecked(WhyUnchecked::NodeTags, 0);
+    }
     if fs.known_devices().values().any(|device| device.is_missing) {
         session.unchecked(WhyUnchecked::MissingDevice, 0);
     }

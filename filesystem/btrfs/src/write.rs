@@ -15,10 +15,11 @@ use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{Device as _, Durability, Request};
 use sealblock_btrfs_format::items::device::DevItem;
+use sealblock_btrfs_format::node::Header;
 use sealblock_btrfs_format::superblock::{SUPERBLOCK_BYTES, Superblock, copy_offsets};
 use sealblock_integrity::Unsealed;
 use sealblock_runtime_memory::Slice;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::chunk_map::{Located, Place};
 use crate::devices::DeviceSet;
@@ -35,7 +36,14 @@ const MAX_ZERO_BYTES: u64 = 64 << 20;
 const DISCARDED_AT_ONCE: usize = 64;
 
 impl Storage {
-    /// Writes whole sectors to every copy of a logical range. Data without checksums get the tags of a transaction.
+    /// The transaction whose tag the blocks of a node get, and of all nodes that are written with it: its own, in a
+    /// filesystem without checksums.
+    pub fn node_tag(&self, node: &[u8]) -> Option<u64> {
+        let (header, _) = Header::ref_from_prefix(node).ok().filter(|_| self.devices.nodes_need_tags())?;
+        Some(header.generation.get())
+    }
+
+    /// Writes whole sectors to every copy of a logical range. Data and nodes without checksums get the tags of a transaction.
     /// Returns the copies that failed.
     ///
     /// # Errors
@@ -159,15 +167,8 @@ fn join_ranges(ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
 }
 
 impl DeviceSet {
-    /// Writes bytes to a device, which makes the tags if it has protection information.
-    ///
-    /// # Errors
-    /// If they cannot be written; the error has the reason.
-    pub async fn write(&self, place: Place, data: Slice, durability: Durability) -> Result<(), CopyFault> {
-        self.write_as(place, data, durability, None).await
-    }
-
-    /// As [`DeviceSet::write`], not durable. Data without checksums get the tags of a transaction.
+    /// Writes bytes to a device. Data and nodes without checksums get the tags of a transaction, on a device with protection
+    /// information.
     ///
     /// # Errors
     /// If they cannot be written; the error has the reason.

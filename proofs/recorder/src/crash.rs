@@ -30,7 +30,8 @@ pub struct CrashOptions {
     pub random_per_point: u32,
     /// Random subsets where something becomes durable.
     pub random_per_flush: u32,
-    /// Bytes of a sector, the unit in which changes are torn; at most a block, and a divisor of it.
+    /// Bytes of a sector, the unit in which changes are torn: a divisor of a block, or a multiple of it if every change has
+    /// whole sectors.
     pub sector_bytes: u32,
     /// The offsets of superblocks in bytes, the same on every device: all subsets of devices with new superblocks are
     /// listed.
@@ -100,8 +101,9 @@ impl CrashStates {
     /// If sectors are longer than blocks of a device, or no divisor of them.
     pub fn new(log: Log, options: &CrashOptions) -> CrashStates {
         for image in &log.before {
-            let is_divisor = (image.block_size().bytes() as u64).is_multiple_of(options.sector_bytes.into());
-            assert!(is_divisor, "sectors of {} bytes do not divide a block", options.sector_bytes);
+            let (block, sector) = (image.block_size().bytes() as u64, u64::from(options.sector_bytes));
+            let is_whole = block.is_multiple_of(sector) || sector.is_multiple_of(block);
+            assert!(is_whole, "sectors of {sector} bytes are neither parts of a block nor whole blocks");
         }
         let rules = Rules {
             sector_bytes: options.sector_bytes.into(),

@@ -16,6 +16,11 @@ const CHECKSUMS: &values::Names<ChecksumType> = &[
     ("xxhash64", "64 bits", ChecksumType::XxHash64),
     ("sha256", "256 bits, cryptographic", ChecksumType::Sha256),
     ("blake2b", "256 bits, cryptographic and faster than sha256", ChecksumType::Blake2b),
+    (
+        "none",
+        "None: devices with protection information check all blocks. Only this program reads the filesystem",
+        ChecksumType::None,
+    ),
 ];
 
 /// Where checksums of data can be kept.
@@ -91,7 +96,7 @@ fn feature(text: &str) -> Result<FeatureChange, String> {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  sealblock fs format disk.img --label backup\n  \
     sealblock fs format /dev/sdb /dev/sdc --data raid1 --csum blake2b\n\n\
-    The filesystem is the one that `mkfs.btrfs` makes, and Linux mounts it. Everything on the targets is lost. A target that has a filesystem, a \
+    The filesystem is the one that `mkfs.btrfs` makes, and Linux mounts it, except with `--csum none`. Everything on the targets is lost. A target that has a filesystem, a \
     partition table, a volume manager's label or the remains of any of these is refused without --force.\n\n\
     If the command is interrupted, the targets have the old filesystem, none, or the whole new one.")]
 pub struct FsFormat {
@@ -108,9 +113,9 @@ pub struct FsFormat {
     #[arg(long, value_name = "TYPE", default_value = "crc32c", value_parser = one_of(CHECKSUMS))]
     pub csum: ChecksumType,
     /// Where the checksums of the data of new files are kept: in the tree of checksums, or by the devices, which must have
-    /// protection information. Files can have their own choice (`fs datasum`).
-    #[arg(long, value_name = "WHERE", default_value = "csum", value_parser = one_of(DATASUMS))]
-    pub datasum: Datasum,
+    /// protection information. Files can have their own choice (`fs datasum`). [default: csum]
+    #[arg(long, value_name = "WHERE", value_parser = one_of(DATASUMS))]
+    pub datasum: Option<Datasum>,
     /// The size of metadata nodes: 4KiB, 8KiB, 16KiB, 32KiB or 64KiB. [default: 16KiB; 4KiB with --mixed]
     #[arg(long, value_name = "SIZE")]
     pub node_size: Option<ByteCount>,

@@ -103,6 +103,74 @@ fn a_filesystem_is_made_over_a_network() {
     is_clean(&place, "v", "nvme");
 }
 
+/// Tags prove everything where devices have protection information; elsewhere it is refused.
+#[test]
+fn without_checksums_only_devices_with_protection_information_are_formatted() {
+    let place = place(&["disk"], 150 * MIB);
+    for name in ["v", "w", "m", "n"] {
+        place.run(&format!("create {name} --size 150MiB")).succeeds();
+    }
+    place.run("mirror create m n").succeeds();
+    let words = ["'raw:disk'", "shows no protection information", "--csum none", "sealblock create"];
+    place.run("fs format v raw:disk --csum none").fails(3, &words);
+    assert!(!has_superblock(&place, "disk"));
+    place.run("fs info v").ends_with(3);
+    for targets in ["v w --data raid1", "mirror:m,n"] {
+        let report = place.run(&format!("fs format {targets} --csum none --json")).succeeds().json();
+        assert_eq!(report["checksum"], "none");
+        assert!(report["features"].as_array().unwrap().contains(&"no_checksums".into()), "{report}");
+    }
+    for name in ["v+w", "[mirror:m,n]"] {
+        is_clean(&place, name, "");
+        assert_eq!(place.run(&format!("fs info {name} --json")).succeeds().json()["checksum"], "none");
+        place.run(&format!("fs info {name}")).succeeds().says(&["checksums       none"]);
+        place.run(&format!("fs mkdir {name}:folder")).succeeds();
+        place.write("file", b"content");
+        place.run(&format!("fs put file {name}:folder/file")).succeeds();
+        assert_eq!(place.run(&format!("fs cat {name}:folder/file")).succeeds().text(), "content");
+        place.run(&format!("fs snapshot {name}: {name}:snapshot")).succeeds();
+        place.run(&format!("fs rm {name}:folder/file")).succeeds();
+        place.run(&format!("fs check {name}")).succeeds().says(&["clean; "]);
+        assert_eq!(place.run(&format!("fs cat {name}:snapshot/folder/file")).succeeds().text(), "content");
+    }
+    place.run("fs verify v+w").succeeds().says(&["clean; "]);
+    // Tags cross the network, if the server shows them.
+    for (protection, status, words) in [("shown", 0, ""), ("plain", 3, "shows no protection information")] {
+        let server = Server::start(&place, &format!("v w --protection {protection}"));
+        let served = format!("[{}]+[{}]", server.target("v"), server.target("w"));
+        let made = place.run(&format!("fs mkdir {served}:{protection}"));
+        assert!(made.ends_with(status).stderr.contains(words), "{}", made.stderr);
+        let status = if protection == "shown" { 0 } else { 4 };
+        place.run(&format!("fs verify {served}")).ends_with(status);
+        server.stop().is_clean();
+    }
+    place.run("fs verify v+w").succeeds().says(&["clean; "]);
+}
+
+/// A copy of the bytes has no tags, and nothing shows whether it is good: it is read, and not written.
+#[test]
+fn a_copy_without_tags_of_a_filesystem_without_checksums_is_read_with_a_warning() {
+    let place = place(&["bytes"], 150 * MIB);
+    place.run("create v --size 150MiB").succeeds();
+    place.run("create back --size 150MiB").succeeds();
+    place.run("fs format v --csum none").succeeds();
+    place.write("file", b"content");
+    place.run("fs put file v:file").succeeds();
+    place.run("copy v raw:bytes").succeeds();
+    place.run("copy raw:bytes back").succeeds();
+    for (name, why) in [("bytes", "it shows no protection information"), ("back", "it has lost the tags")] {
+        let read = place.run(&format!("fs cat {name}:file"));
+        assert_eq!((read.succeeds().text(), read.stderr.contains("WARNING")), ("content".to_owned(), true));
+        assert!(read.stderr.contains(why), "{}", read.stderr);
+        place.run(&format!("fs mkdir {name}:folder")).fails(3, &[why, "copy the files to a new filesystem"]);
+        for command in ["verify", "check"] {
+            let report = place.run(&format!("fs {command} {name} --json")).ends_with(4).json();
+            assert_eq!(report["verdict"], "incomplete");
+            assert!(report.to_string().contains("\"node_tags\""), "{report}");
+        }
+    }
+}
+
 #[test]
 fn what_has_something_is_refused_and_overwritten_with_force() {
     let end = 200 * MIB;

@@ -176,14 +176,21 @@ fn what_is_no_run_of_checksums_is_refused() {
         assert!(matches!(CsumEdit::new(shape, &tree).delete(range.clone(), MANY), Err(CsumError::Range { .. })));
         assert!(matches!(Csums::new(shape, &tree).runs(range, MANY), Err(CsumError::Range { .. })));
     }
-    for bad in [
-        CsumShape { node_bytes: 100, ..shape },
-        CsumShape { sector_bytes: 0, ..shape },
-        CsumShape { csum_bytes: 0, ..shape },
-    ] {
+    for bad in [CsumShape { node_bytes: 100, ..shape }, CsumShape { sector_bytes: 0, ..shape }] {
         assert!(matches!(CsumEdit::new(bad, &tree).insert(0, &sums(1)), Err(CsumError::Shape { .. })));
         assert!(matches!(Csums::new(bad, &tree).runs(0..S, MANY), Err(CsumError::Shape { .. })));
     }
+}
+
+#[test]
+fn without_checksums_there_is_nothing_to_read_or_delete_and_nothing_is_inserted() {
+    let (tree, shape) = (Tree::new(), shape(ChecksumType::None, 16_384));
+    let mut edit = CsumEdit::new(shape, &tree);
+    assert_eq!(Csums::new(shape, &tree).runs(S..9 * S, MANY), Ok((Vec::new(), 9 * S)));
+    assert_eq!(edit.delete(S..9 * S, MANY), Ok(9 * S..9 * S));
+    assert_eq!(edit.insert(S, &[0; 4]), Err(CsumError::Sums(4)));
+    assert!(matches!(edit.delete(1..S, MANY), Err(CsumError::Range { .. })));
+    assert!(edit.finish().is_empty());
 }
 
 #[test]

@@ -7,8 +7,11 @@
 //! filesystem, or none, or the new one with all its nodes. A new filesystem on several devices that lacks the
 //! superblocks of some has devices missing; Linux mounts it only if that is asked for.
 
+use sealblock_btrfs_format::checksum::ChecksumType;
+use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::items::root::RootNode;
 use sealblock_btrfs_format::key::objectid;
+use sealblock_btrfs_format::own_windows::OwnWindows;
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, Superblock, copy_offsets};
 use sealblock_btrfs_format::superblock_edit::{Commit, Creation, TreeRoots};
 use zerocopy::IntoBytes;
@@ -39,6 +42,9 @@ pub struct DeviceWrite {
     pub offset: u64,
     /// The bytes.
     pub bytes: Vec<u8>,
+    /// The transaction whose tag the blocks must have, if any: in a filesystem without checksums nothing else shows that they
+    /// are good.
+    pub tag: Option<u64>,
 }
 
 /// A step of writing a filesystem. What a stage writes may be written in any order. It must be durable on all devices
@@ -92,6 +98,7 @@ pub(super) fn assemble(
     layout: &Layout,
     settled: &SettledTrees,
 ) -> Result<FormattedImage, FormatError> {
+    let tag = (options.checksum == ChecksumType::None).then_some(GENERATION);
     let mut nodes = Vec::new();
     for (address, bytes) in settled.write(options)? {
         let located = layout.map.locate(address, bytes.len() as u64)?;
@@ -102,6 +109,7 @@ pub(super) fn assemble(
             devid: place.devid,
             offset: place.offset,
             bytes: bytes.clone(),
+            tag,
         };
         nodes.extend(located.copies.iter().map(write));
     }
@@ -114,7 +122,7 @@ pub(super) fn assemble(
             let copy = superblock.copy_for(&item, offset);
             copy.check(offset)?;
             let all = if offset == COPY_OFFSETS[0] { &mut superblocks } else { &mut mirrors };
-            all.push(DeviceWrite { devid, offset, bytes: copy.as_bytes().to_vec() });
+            all.push(DeviceWrite { devid, offset, bytes: copy.as_bytes().to_vec(), tag });
         }
         let bytes = SUPERBLOCK_BYTES as u64;
         places.extend(superblock_places(device.bytes).map(|offset| DeviceRange { devid, offset, bytes }));
@@ -157,5 +165,12 @@ fn superblock(options: &FormatOptions, layout: &Layout, trees: &Trees) -> Result
         bytes_used: bytes_used(options, trees),
         num_devices: layout.devices.len() as u64,
     });
+    if checksum == ChecksumType::None {
+        // With it the superblock says that everything has tags.
+        let devices = layout.devices.iter().map(|device| (device.uuid, true));
+        let mut record = CommitRecord::new(GENERATION, GENERATION, devices);
+        record.windows = OwnWindows::default().with(0, true, GENERATION);
+        record.write(&mut superblock);
+    }
     Ok(superblock)
 }

@@ -6,6 +6,7 @@ use sealblock_btrfs::chunk_map::MapError;
 use sealblock_btrfs::devices::MAX_DEVICES;
 use sealblock_btrfs::space::profile_name;
 use sealblock_btrfs_format::checksum::ChecksumType;
+use sealblock_btrfs_format::commit_record::MAX_DEVICES as MAX_TAGGED_DEVICES;
 use sealblock_btrfs_format::error::TooLong;
 use sealblock_btrfs_format::features::{CompatRo, Features, Incompat};
 use sealblock_btrfs_format::free_space::FreeSpaceError;
@@ -46,7 +47,8 @@ pub struct FormatOptions {
     pub sector_bytes: u32,
     /// Bytes of a node: a power of two from a sector to 64 KiB.
     pub node_bytes: u32,
-    /// How nodes and data are checked.
+    /// How nodes and data are checked. Without checksums, devices with protection information check them, and what is written
+    /// must have the tags that it asks for ([`super::DeviceWrite::tag`]).
     pub checksum: ChecksumType,
     /// How data are placed on devices.
     pub data: Profile,
@@ -110,6 +112,9 @@ pub enum FormatError {
     /// More devices than are opened.
     #[error("{0} devices: from 1 to {MAX_DEVICES} are possible")]
     DeviceCount(usize),
+    /// More devices than a record of tags has room for.
+    #[error("{0} devices without checksums: from 1 to {MAX_TAGGED_DEVICES} are possible, as the superblock lists them")]
+    UntaggedDevices(usize),
     /// A device is too small.
     #[error("device {devid} has {bytes} bytes, and needs at least {minimum}")]
     DeviceTooSmall {
@@ -196,6 +201,7 @@ impl FormatOptions {
         let mut incompat = self.incompat | Incompat::MIXED_BACKREF;
         incompat.set(Incompat::BIG_METADATA, self.node_bytes > SECTOR_BYTES);
         let has_many = |profile| matches!(profile, Profile::Raid1C3 | Profile::Raid1C4);
+        incompat.set(Incompat::NO_CHECKSUMS, self.checksum == ChecksumType::None);
         incompat.set(Incompat::RAID1C34, has_many(self.data) || has_many(self.metadata));
         let mut compat_ro = CompatRo::FREE_SPACE_TREE | CompatRo::FREE_SPACE_TREE_VALID;
         compat_ro.set(CompatRo::BLOCK_GROUP_TREE, self.block_group_tree);
@@ -212,6 +218,9 @@ pub(super) fn check(options: &FormatOptions, devices: &[NewDevice]) -> Result<()
     check_uuids(options, devices)?;
     if devices.is_empty() || devices.len() > MAX_DEVICES {
         return Err(FormatError::DeviceCount(devices.len()));
+    }
+    if options.checksum == ChecksumType::None && devices.len() > MAX_TAGGED_DEVICES {
+        return Err(FormatError::UntaggedDevices(devices.len()));
     }
     Ok(())
 }

@@ -3,23 +3,27 @@ use std::collections::BTreeMap;
 use futures_executor::block_on;
 use sealblock_block::{Device, Durability, DynDevice, Expectations, Request, Response};
 use sealblock_btrfs::check::{CheckOptions, Verdict, check};
+use sealblock_btrfs::tags::tags_of;
 use sealblock_btrfs::verify::Unwatched;
 use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
 use sealblock_btrfs_format::checksum::ChecksumType;
+use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::features::Incompat;
 use sealblock_btrfs_format::items::chunk::Profile;
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, Superblock, copy_offsets};
-use sealblock_integrity::{Sealed, Tags};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
+use super::options::GENERATION;
 use super::*;
 use crate::datasum::Datasum;
 
 const MIB: u64 = 1 << 20;
 const SECTOR: u64 = SECTOR_BYTES as u64;
+const PROTECTION: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1);
 
 /// Every byte differs from filesystem to filesystem.
 fn options(number: u8) -> FormatOptions {
@@ -50,13 +54,19 @@ struct Disks(BTreeMap<u64, DynDevice>);
 
 impl Disks {
     fn new(sizes: &[u64]) -> Disks {
-        let disk = |bytes: &u64| DynDevice::new("memory", MemoryDevice::new(BlockSize::B4096, bytes / SECTOR, None));
+        Disks::with(sizes, None)
+    }
+
+    fn with(sizes: &[u64], protection: Option<PiFormat>) -> Disks {
+        let memory = |bytes: &u64| MemoryDevice::new(BlockSize::B4096, bytes / SECTOR, protection);
+        let disk = |bytes: &u64| DynDevice::new("memory", memory(bytes));
         Disks((1..).zip(sizes.iter().map(disk)).collect())
     }
 
-    fn write(&self, devid: u64, offset: u64, bytes: &[u8]) {
+    fn write(&self, devid: u64, offset: u64, bytes: &[u8], tag: Option<u64>) {
         let extent = Extent::from_raw(offset / SECTOR, bytes.len() as u64 / SECTOR).unwrap();
-        let data = Sealed::seal(Slice::copy_from(bytes), BlockSize::B4096, None, &Tags::default());
+        let (tags, format) = (tags_of(tag, offset / SECTOR), self.0[&devid].geometry().protection);
+        let data = Sealed::seal(Slice::copy_from(bytes), BlockSize::B4096, format, &tags);
         block_on(self.0[&devid].execute(Request::write(extent, data, Durability::Volatile))).unwrap();
     }
 
@@ -74,13 +84,13 @@ impl Disks {
             Stage::Erase(ranges) => {
                 for range in ranges {
                     for at in (0..range.bytes).step_by(SUPERBLOCK_BYTES).filter(|_| random.f32() < probability) {
-                        self.write(range.devid, range.offset + at, &[0; SUPERBLOCK_BYTES]);
+                        self.write(range.devid, range.offset + at, &[0; SUPERBLOCK_BYTES], None);
                     }
                 }
             }
             Stage::Write(writes) => {
                 for write in writes.iter().filter(|_| random.f32() < probability) {
-                    self.write(write.devid, write.offset, &write.bytes);
+                    self.write(write.devid, write.offset, &write.bytes, write.tag);
                 }
             }
         }
@@ -128,7 +138,8 @@ impl Disks {
 fn make(options: &FormatOptions, sizes: &[u64]) -> FormattedImage {
     let what = format!("{options:?} on {sizes:?}");
     let image = format(options, &devices(sizes)).unwrap_or_else(|why| panic!("{what}: {why}"));
-    let disks = Disks::new(sizes);
+    let has_none = options.checksum == ChecksumType::None;
+    let disks = Disks::with(sizes, has_none.then_some(PROTECTION));
     disks.format(&image);
     disks.assert_clean(&what);
     for node in &image.nodes {
@@ -165,6 +176,47 @@ fn every_profile_checksum_and_node_size_gives_a_consistent_filesystem() {
             }
         }
     }
+}
+
+#[test]
+fn without_checksums_every_profile_gives_a_filesystem_that_tags_prove() {
+    let sizes = [700 * MIB, 300 * MIB, 500 * MIB, 400 * MIB];
+    for (profile, count) in PROFILES {
+        for node_bytes in [4096, 16_384, 65_536] {
+            let (checksum, metadata, data) = (ChecksumType::None, profile, profile);
+            let mut options = FormatOptions { checksum, metadata, data, node_bytes, ..options(1) };
+            options.incompat.set(Incompat::MIXED_GROUPS, node_bytes == 4096);
+            let image = make(&options, &sizes[..count]);
+            let writes = [&image.nodes, &image.mirrors, &image.superblocks];
+            assert!(writes.into_iter().flatten().all(|write| write.tag == Some(GENERATION)));
+            assert!(image.nodes.iter().all(|node| node.bytes[..32] == [0; 32]));
+            let superblock = Superblock::decode(&image.superblocks[0].bytes).unwrap();
+            let record = CommitRecord::read(superblock).unwrap();
+            assert!(record.is_of(superblock) && record.is_tagged(superblock.dev_item.uuid));
+            assert_eq!(record.windows.iter().collect::<Vec<_>>(), [(GENERATION, GENERATION)]);
+        }
+    }
+    // The same bytes without tags, and on a device that cannot have any, are not proven.
+    let image = format(&FormatOptions { checksum: ChecksumType::None, ..options(1) }, &devices(&[200 * MIB])).unwrap();
+    for (protection, why) in
+        [(Some(PROTECTION), "it has lost the tags of its blocks"), (None, "it shows no protection information")]
+    {
+        let disks = Disks::with(&[200 * MIB], protection);
+        for write in [&image.nodes, &image.mirrors, &image.superblocks].into_iter().flatten() {
+            disks.write(write.devid, write.offset, &write.bytes, None);
+        }
+        let filesystem = disks.open().unwrap();
+        let unproven: Vec<_> = filesystem.storage().devices.unproven().map(|(devid, _, why)| (devid, why)).collect();
+        assert_eq!(unproven, [(1, why)]);
+        let report = block_on(check(&filesystem, CheckOptions::default(), &Unwatched));
+        assert_eq!((report.verdict(), report.findings.len()), (Verdict::Incomplete, 0));
+    }
+    // Other filesystems are written as ever.
+    let image = format(&options(1), &devices(&[200 * MIB])).unwrap();
+    assert!([&image.nodes, &image.mirrors, &image.superblocks].into_iter().flatten().all(|write| write.tag.is_none()));
+    let options = FormatOptions { checksum: ChecksumType::None, ..options(1) };
+    assert_eq!(format(&options, &devices(&[200 * MIB; 29])), Err(FormatError::UntaggedDevices(29)));
+    assert!(format(&options, &devices(&[200 * MIB; 28])).is_ok());
 }
 
 #[test]

@@ -4,14 +4,17 @@ use std::rc::Rc;
 
 use futures_executor::block_on;
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
+use sealblock_btrfs_engine::format::FormatOptions;
 use sealblock_btrfs_engine::xattrs::XattrMode;
+use sealblock_btrfs_format::items::chunk::Profile;
 use sealblock_recorder::{CrashOptions, CrashStates, Discarded, Image, Options, Recorder};
 
 use crate::crash::crash_options;
-use crate::disks::Disks;
+use crate::disks::{Disks, format_options};
 use crate::files::{Kind, ROOT};
 use crate::history::{Histories, ModelFile};
 use crate::recovered::Examiner;
+use crate::tagged_images::{images_without_checksums, of_units};
 use crate::workload::{Work, time};
 use crate::{images_of, open_devices, share};
 
@@ -67,10 +70,18 @@ fn new_histories(disks: &Disks) -> Histories {
 }
 
 fn judge(disks: &Disks, run: &(Recorder, Histories), options: &CrashOptions, what: &str) -> usize {
-    let (recorder, histories) = run;
+    judge_with(Some((disks, MOUNTED)), run, options, what)
+}
+
+fn judge_with(
+    kernel: Option<(&Disks, usize)>,
+    (recorder, histories): &(Recorder, Histories),
+    options: &CrashOptions,
+    what: &str,
+) -> usize {
     let states = CrashStates::new(recorder.log(), options);
     let mut examiner = Examiner::default();
-    examiner.judge_all(&states, histories, Some((disks, MOUNTED)));
+    examiner.judge_all(&states, histories, kernel);
     let tally = examiner.tally;
     println!("{what}: {} states, {} distinct, {} mounted by the kernel", tally.states, tally.distinct, tally.mounted);
     tally.states
@@ -91,6 +102,23 @@ fn every_state_on_one_device_has_what_was_promised() {
     random_run((1, &["-m", "dup", "-n", "4096"]), (22, 160, 3000));
     random_run((1, &["--mixed", "-n", "4096"]), (23, 120, 1500));
     random_run((1, &["-m", "single", "-n", "65536"]), (33, 160, 3000));
+}
+
+/// Tags prove nodes and data. No other program reads these states.
+#[test]
+fn every_state_without_checksums_has_what_was_promised() {
+    for (devices, node_bytes, profiles, seed) in [
+        (1, 4096, (Profile::Dup, Profile::Single), 41),
+        (1, 65_536, (Profile::Single, Profile::Single), 42),
+        (2, 16_384, (Profile::Raid1, Profile::Raid0), 43),
+    ] {
+        let options = FormatOptions { metadata: profiles.0, data: profiles.1, node_bytes, ..format_options() };
+        let images = images_without_checksums(devices, 128, options);
+        let run = Run::new(seed, 120).random(images, Histories::new(1, Vec::new(), Vec::new()));
+        let options = of_units(crash_options(seed, share(2000)));
+        let states = judge_with(None, &run, &options, &format!("no checksums, {devices} devices {profiles:?}"));
+        assert!(states > 400 && run.1.promises().0 > 10);
+    }
 }
 
 #[test]

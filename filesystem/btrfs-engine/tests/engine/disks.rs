@@ -11,10 +11,13 @@ use std::task::Poll;
 use futures_executor::block_on;
 use sealblock_block::{Abilities, Device, Durability, DynDevice, Expectations, Geometry, Outcome, Request, Response};
 use sealblock_btrfs::check::{CheckOptions, check};
+use sealblock_btrfs::tags::tags_of;
 use sealblock_btrfs::verify::{Mode, Report, Unwatched, VerifyOptions, WhyUnchecked, verify};
 use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
 use sealblock_btrfs_engine::datasum::Datasum;
-use sealblock_btrfs_engine::format::{self, DEFAULT_INCOMPAT, FormatOptions, NewDevice, SECTOR_BYTES, Stage};
+use sealblock_btrfs_engine::format::{
+    self, DEFAULT_INCOMPAT, DeviceWrite, FormatOptions, NewDevice, SECTOR_BYTES, Stage,
+};
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::items::chunk::Profile;
 use sealblock_btrfs_format::items::inode::Timespec;
@@ -30,7 +33,7 @@ const BLOCK: u64 = 4096;
 const PIECE: u64 = 1 << 20;
 
 /// The protection information of the devices.
-const FORMAT: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1);
+pub const FORMAT: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1);
 
 fn one_block(lba: u64) -> Extent {
     Extent::from_raw(lba, 1).unwrap()
@@ -84,6 +87,34 @@ impl Device for WaitingDevice {
     }
 }
 
+/// How filesystems are made here, with two copies of nodes on a device.
+pub fn format_options() -> FormatOptions {
+    FormatOptions {
+        label: b"made here".to_vec(),
+        fsid: fastrand::u128(1..).to_le_bytes(),
+        chunk_tree_uuid: [0xcc; 16],
+        subvolume_uuid: [0xdd; 16],
+        time: Timespec { seconds: 1_700_000_000.into(), nanoseconds: 7.into() },
+        sector_bytes: SECTOR_BYTES,
+        node_bytes: 16_384,
+        checksum: ChecksumType::Crc32c,
+        data: Profile::Single,
+        metadata: Profile::Dup,
+        incompat: DEFAULT_INCOMPAT,
+        block_group_tree: true,
+        datasum: Datasum::Csum,
+    }
+}
+
+/// What is written to devices of this size for a filesystem without checksums. The devices are new, and nothing is to be
+/// erased.
+pub fn format_writes(devices: usize, bytes: u64, options: FormatOptions) -> Vec<DeviceWrite> {
+    let options = FormatOptions { checksum: ChecksumType::None, ..options };
+    let new = |_| NewDevice { bytes, uuid: fastrand::u128(1..).to_le_bytes() };
+    let made = format::format(&options, &(0..devices).map(new).collect::<Vec<_>>()).unwrap();
+    [made.nodes, made.mirrors, made.superblocks].concat()
+}
+
 /// Images, and devices in memory with the same content.
 pub struct Disks {
     _folder: tempfile::TempDir,
@@ -121,21 +152,7 @@ impl Disks {
         has_mounts().map_err(|why| skip(&why)).ok()?;
         let folder = tempfile::tempdir().unwrap();
         let images: Vec<PathBuf> = (0..devices).map(|index| folder.path().join(format!("image{index}"))).collect();
-        let options = FormatOptions {
-            label: b"made here".to_vec(),
-            fsid: fastrand::u128(1..).to_le_bytes(),
-            chunk_tree_uuid: [0xcc; 16],
-            subvolume_uuid: [0xdd; 16],
-            time: Timespec { seconds: 1_700_000_000.into(), nanoseconds: 7.into() },
-            sector_bytes: SECTOR_BYTES,
-            node_bytes: 16_384,
-            checksum,
-            data,
-            metadata,
-            incompat: DEFAULT_INCOMPAT,
-            block_group_tree: true,
-            datasum: Datasum::Csum,
-        };
+        let options = FormatOptions { metadata, data, checksum, ..format_options() };
         let new = |_| NewDevice { bytes: mebibytes << 20, uuid: fastrand::u128(1..).to_le_bytes() };
         let made = format::format(&options, &(0..devices).map(new).collect::<Vec<_>>()).unwrap();
         images.iter().try_for_each(|image| sparse(image, mebibytes)).unwrap();
@@ -148,6 +165,21 @@ impl Disks {
             }
         }
         Some(Disks::of(folder, images, mebibytes))
+    }
+
+    /// A filesystem without checksums, made by this crate.
+    pub fn without_checksums(devices: usize, mebibytes: u64, options: FormatOptions) -> Disks {
+        let folder = tempfile::tempdir().unwrap();
+        let images: Vec<PathBuf> = (0..devices).map(|index| folder.path().join(format!("image{index}"))).collect();
+        images.iter().try_for_each(|image| sparse(image, mebibytes)).unwrap();
+        let disks = Disks::of(folder, images, mebibytes);
+        for one in format_writes(devices, mebibytes << 20, options) {
+            let memory = disks.memory(one.devid as usize - 1);
+            for (lba, block) in (one.offset / BLOCK..).zip(one.bytes.chunks(BLOCK as usize)) {
+                write_block(memory, lba, block, tags_of(one.tag, lba));
+            }
+        }
+        disks
     }
 
     /// Takes over what the images have, as if Linux had written it to the devices: blocks that it changed have no tags.

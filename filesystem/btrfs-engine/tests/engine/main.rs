@@ -22,12 +22,14 @@ mod history;
 mod items;
 mod mounted;
 mod names;
+mod nosum;
 mod recovered;
 mod releases;
 mod rounds;
 mod rounds_model;
 mod scan;
 mod subvolumes;
+mod tagged_images;
 mod tags;
 mod tasks;
 mod verified_tags;
@@ -59,7 +61,8 @@ fn images_of(disks: &disks::Disks) -> Vec<Image> {
 
 /// Opens the filesystem on devices.
 fn open_devices(devices: impl IntoIterator<Item = DynDevice>) -> Result<Filesystem, FsError> {
-    let candidates = devices.into_iter().map(|device| Candidate { name: device.name().into(), device });
+    let devices = devices.into_iter().map(tagged_images::with_tags);
+    let candidates = devices.map(|device| Candidate { name: device.name().into(), device });
     block_on(Filesystem::open(candidates.collect(), OpenOptions::default()))
 }
 

@@ -28,7 +28,7 @@ pub fn engine_on(disks: &Disks) -> Engine {
 }
 
 /// A file in the last commit.
-fn inode_of(filesystem: &Filesystem, ino: u64) -> Inode {
+pub fn inode_of(filesystem: &Filesystem, ino: u64) -> Inode {
     let tree = block_on(filesystem.tree(ROOT)).unwrap().unwrap();
     block_on(filesystem.inode(tree, ino)).unwrap()
 }
@@ -47,7 +47,7 @@ pub fn places_of(disks: &Disks, ino: u64, at: u64) -> (Vec<Place>, u64) {
     (copies.to_vec(), part.generation)
 }
 
-fn tuple_at(disks: &Disks, place: Place) -> Tuple {
+pub fn tuple_at(disks: &Disks, place: Place) -> Tuple {
     let memory = disks.memory(place.devid as usize - 1);
     read_blocks(memory, place.offset / SECTOR as u64, 1).tuples().next().unwrap()
 }
@@ -69,7 +69,7 @@ fn assert_tagged(disks: &Disks, ino: u64, at: u64) -> u64 {
     generation
 }
 
-fn first_superblock(disks: &Disks, index: usize) -> Superblock {
+pub fn first_superblock(disks: &Disks, index: usize) -> Superblock {
     let blocks = read_blocks(disks.memory(index), COPY_OFFSETS[0] / SECTOR as u64, 1);
     Superblock::read_from_bytes(&blocks.joined_data()).unwrap()
 }
@@ -269,7 +269,7 @@ fn zeroes_without_tags_are_not_shared_by_who_needs_tags() {
 }
 
 /// A device that sets all application tags to 0, as drives may that own them.
-struct OwnTags(Rc<MemoryDevice>);
+pub struct OwnTags(pub Rc<MemoryDevice>);
 
 impl Device for OwnTags {
     fn geometry(&self) -> &Geometry {

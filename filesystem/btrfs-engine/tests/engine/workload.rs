@@ -124,6 +124,8 @@ impl<'a> Work<'a> {
     }
 
     pub fn create(&mut self, name: &str, kind: Kind) -> Result<usize, EngineError> {
+        // In a filesystem without checksums all files are like that.
+        let kind = if self.needs_tags() && kind.has_sums() { Kind::NoSum } else { kind };
         self.tick();
         let file = self.histories.add_file(0, kind);
         self.histories.begin_names(|names| insert(names, name, Entry::File(file)));
@@ -296,13 +298,20 @@ impl<'a> Work<'a> {
         self.change(file, new, change)
     }
 
-    /// Files with checksums share with others that have some, and the others with each other.
+    /// True in a filesystem without checksums, all of whose devices get tags.
+    fn needs_tags(&self) -> bool {
+        self.engine.devices().nodes_need_tags()
+    }
+
+    /// Files with checksums share with others that have some, and the others with each other. With tags, what may lack them
+    /// is not shared with what must have them.
     fn clone_some(&mut self, target: usize) -> Done {
         let source = self.random_file();
         let of = |file: usize| &self.histories.files[file];
         let size = of(source).data.last().len() as u64;
         let is_possible =
             source != target && of(source).kind.has_sums() == of(target).kind.has_sums() && size >= 12_288;
+        let is_possible = is_possible && (!self.needs_tags() || of(source).kind == of(target).kind);
         if !is_possible {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! Rules for trees of files: inodes, names, attributes, file extents, and the checksums of their data.
 
 use super::context::{Context, check_inode_number};
+use crate::checksum::ChecksumType;
 use crate::compress::MAX_EXTENT_BYTES;
 use crate::items::Item;
 use crate::items::directory::{DirEntry, ENTRY_HEAD_BYTES, FileType};
@@ -17,7 +18,8 @@ const KIND_MASK: u32 = 0o170_000;
 /// The bits of a mode for permissions, and for setuid, setgid and sticky.
 const PERMISSIONS: u32 = 0o7777;
 const DIRECTORY: u32 = 0o040_000;
-const KINDS: [u32; 7] = [0o010_000, 0o020_000, DIRECTORY, 0o060_000, 0o100_000, 0o120_000, 0o140_000];
+const REGULAR: u32 = 0o100_000;
+const KINDS: [u32; 7] = [0o010_000, 0o020_000, DIRECTORY, 0o060_000, REGULAR, 0o120_000, 0o140_000];
 /// Unknown flags above these forbid only writing.
 const LOW_FLAGS: u64 = u32::MAX as u64;
 
@@ -34,6 +36,10 @@ pub(super) fn check_inode(context: &Context, inode: &InodeItem) -> Result<(), Ru
     if kind == DIRECTORY {
         within("links of a directory", inode.nlink.get(), 0, 1)?;
     }
+    // Whoever reads a file asks only its flags whether its data have checksums.
+    let may_have_sums = kind == REGULAR && !inode.flags().contains(InodeFlags::NODATASUM);
+    let has_none = context.geometry.checksum == ChecksumType::None;
+    consistent(!(may_have_sums && has_none), "a file with checksums in a filesystem without them")?;
     known("flags", inode.flags.get() & LOW_FLAGS, InodeFlags::all().bits())
 }
 
@@ -171,6 +177,7 @@ pub(super) fn check_csums(context: &Context, csums: &[u8]) -> Result<(), Rule> {
     same("object of the key", context.key.objectid, objectid::EXTENT_CSUM)?;
     aligned("offset of the key", context.key.offset, context.geometry.sector_bytes)?;
     let csum_bytes = context.geometry.checksum.bytes();
+    consistent(csum_bytes > 0, "checksums in a filesystem without them")?;
     consistent(!csums.is_empty(), "no checksum at all")?;
     aligned("bytes of all checksums", csums.len() as u64, csum_bytes as u32)?;
     end_of_csums(context, context.key.offset, csums)?;

@@ -201,6 +201,30 @@ fn checksums_lie_at_sectors_and_are_whole() {
 }
 
 #[test]
+fn without_checksums_there_are_neither_files_with_them_nor_items_nor_parity() {
+    let none = Geometry { checksum: ChecksumType::None, ..geometry() };
+    let check = |item: &Captured| {
+        check_item(&Context { geometry: &none, owner: item.owner, key: item.key, previous: None }, &item.data)
+    };
+    let says = |item: &Captured| check(item).unwrap_err().to_string();
+    assert_eq!(says(&one(ItemType::EXTENT_CSUM, 8)), "checksums in a filesystem without them");
+    let mut inode = one(INODE, 160);
+    (inode.data[52], inode.data[53], inode.data[64]) = (0xa4, 0x81, 0);
+    assert_eq!(says(&inode), "a file with checksums in a filesystem without them");
+    inode.data[64] = 1;
+    assert_eq!(check(&inode), Ok(()));
+    // A directory and a symbolic link have no data.
+    for (mode, is_in) in [(0x41, true), (0xa1, true), (0x81, false)] {
+        (inode.data[53], inode.data[64]) = (mode, 0);
+        assert_eq!(check(&inode).is_ok(), is_in, "{mode:x}");
+    }
+    let mut group = one(ItemType::BLOCK_GROUP_ITEM, 24);
+    assert_eq!(check(&group), Ok(()));
+    group.data[16..24].copy_from_slice(&(1_u64 | 1 << 7).to_le_bytes());
+    assert_eq!(says(&group), "parity in a filesystem without checksums");
+}
+
+#[test]
 fn extents_and_references_that_contradict_themselves_are_refused() {
     let (extent, skinny) = (ItemType::EXTENT_ITEM, ItemType::METADATA_ITEM);
     refuse_all(&[

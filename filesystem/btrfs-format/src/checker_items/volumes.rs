@@ -1,6 +1,7 @@
 //! Rules of chunks, devices, and device extents.
 
 use super::context::Context;
+use crate::checksum::ChecksumType;
 use crate::features::Incompat;
 use crate::items::Item;
 use crate::items::chunk::{BlockGroupFlags, Chunk, Profile, STRIPE_BYTES};
@@ -40,6 +41,9 @@ pub(super) fn check_flags(geometry: &Geometry, bits: u64) -> Result<Profile, Rul
     known("flags", bits, BlockGroupFlags::all().bits())?;
     let flags = BlockGroupFlags::from_bits_retain(bits);
     let profile = flags.profile().ok_or(Rule::Contradiction("more than one profile"))?;
+    // What is restored from parity has no tags that show which data it is.
+    let has_parity = matches!(profile, Profile::Raid5 | Profile::Raid6);
+    consistent(!(has_parity && geometry.checksum == ChecksumType::None), "parity in a filesystem without checksums")?;
     let types = flags.intersection(BlockGroupFlags::TYPES);
     let is_mixed = types == BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
     if is_mixed && !geometry.features.incompat.contains(Incompat::MIXED_GROUPS) {

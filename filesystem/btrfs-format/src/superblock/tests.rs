@@ -163,6 +163,36 @@ fn every_type_of_checksum_seals_and_no_changed_byte_passes() {
 }
 
 #[test]
+fn the_type_without_checksums_and_its_feature_come_together() {
+    let of = |kind: ChecksumType, incompat: Incompat| {
+        let mut superblock = good();
+        (superblock.csum_type, superblock.incompat) = (kind.number().into(), incompat.bits().into());
+        superblock.seal();
+        superblock
+    };
+    let superblock = of(ChecksumType::None, Incompat::NO_CHECKSUMS);
+    let geometry = superblock.check(COPY_OFFSETS[0]).unwrap();
+    assert_eq!((geometry.checksum, geometry.features.check_writing()), (ChecksumType::None, Ok(())));
+    ChecksumType::Crc32c.verify(superblock.as_bytes()).unwrap();
+    for at in (0..SUPERBLOCK_BYTES).step_by(61).filter(|at| !(4..FIELD_BYTES).contains(at)) {
+        let mut bad = superblock;
+        bad.as_mut_bytes()[at] ^= 0x80;
+        assert!(bad.check(COPY_OFFSETS[0]).is_err(), "{at}");
+    }
+    for (kind, incompat, error) in [
+        (ChecksumType::None, Incompat::empty(), "checksum type 0xff00 without the feature NO_CHECKSUMS"),
+        (ChecksumType::Sha256, Incompat::NO_CHECKSUMS, "checksum type 0x2 with the feature NO_CHECKSUMS"),
+        (
+            ChecksumType::None,
+            Incompat::NO_CHECKSUMS | Incompat::RAID56,
+            "the feature RAID56 in a filesystem without checksums",
+        ),
+    ] {
+        assert_eq!(of(kind, incompat).check(COPY_OFFSETS[0]).unwrap_err().to_string(), error);
+    }
+}
+
+#[test]
 fn system_chunks_are_read_until_the_array_ends_or_is_broken() {
     let superblock = good();
     let chunks: Vec<_> = superblock.sys_chunks().map(Result::unwrap).collect();

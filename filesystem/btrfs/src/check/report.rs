@@ -210,6 +210,8 @@ pub enum WhyNotChecked {
     MissingDevice,
     /// A device missed transactions: its copies of nodes are not those that others have.
     StaleDevice,
+    /// Whether nodes are those that were written: they have no checksums, and a device lacks their tags.
+    NodeTags,
     /// A seed device, which is not read together with what grew from it.
     SeedDevice,
     /// The log of syncs after the last transaction.
@@ -238,6 +240,7 @@ impl WhyNotChecked {
         match self {
             WhyNotChecked::MissingDevice => "missing_device",
             WhyNotChecked::StaleDevice => "stale_device",
+            WhyNotChecked::NodeTags => "node_tags",
             WhyNotChecked::SeedDevice => "seed_device",
             WhyNotChecked::LogTree => "log_tree",
             WhyNotChecked::LostNodes => "lost_nodes",
@@ -258,6 +261,9 @@ impl fmt::Display for WhyNotChecked {
             WhyNotChecked::MissingDevice => "a device is missing or does not respond",
             WhyNotChecked::StaleDevice => {
                 "a device that missed transactions: `sealblock fs verify` counts what it lacks"
+            }
+            WhyNotChecked::NodeTags => {
+                "whether nodes are good: they have no checksums, and a device lacks the tags that show it"
             }
             WhyNotChecked::SeedDevice => "a seed device, which is not read together with what grew from it",
             WhyNotChecked::LogTree => "the log of syncs after the last transaction",

@@ -231,6 +231,8 @@ pub enum WhyUnchecked {
     /// Data without a checksum that the device found intact. Nothing shows that they are those that were written last:
     /// another program wrote them, or they were written in place and have no tag.
     Unattested,
+    /// Nodes without checksums, on a device that does not have the tags of its blocks. They could be read.
+    NodeTags,
     /// Data whose checksums are lost.
     ChecksumsLost,
     /// Data of a lost inode, of which it is unknown whether they should have checksums.
@@ -260,6 +262,7 @@ impl WhyUnchecked {
             WhyUnchecked::StaleDevice => "stale_device",
             WhyUnchecked::NoChecksum => "no_checksum",
             WhyUnchecked::Unattested => "unattested",
+            WhyUnchecked::NodeTags => "node_tags",
             WhyUnchecked::ChecksumsLost => "checksums_lost",
             WhyUnchecked::InodeLost => "inode_lost",
             WhyUnchecked::CopiesBelow => "copies_below",
@@ -282,6 +285,9 @@ impl fmt::Display for WhyUnchecked {
             WhyUnchecked::NoChecksum => "the data have no checksum, and the device has no seals; they can be read",
             WhyUnchecked::Unattested => {
                 "the data have no checksum; their seals are good, and no tag shows that they are what was written last"
+            }
+            WhyUnchecked::NodeTags => {
+                "nodes have no checksums, and a device lacks the tags that show whether they are good; they can be read"
             }
             WhyUnchecked::ChecksumsLost => "the checksums of the data are lost",
             WhyUnchecked::InodeLost => "the inode is lost, so whether its data should have checksums is unknown",

@@ -121,7 +121,9 @@ impl<'a> Session<'a> {
             transferred_before: devices.transferred_bytes(),
             combiner: OnceCell::new(),
         };
-        let unable = devices.iter().find(|(_, device)| options.mode == Mode::Offload && !session.offloads(device));
+        // Without checksums there is nothing to compute.
+        let must_offload = options.mode == Mode::Offload && !devices.nodes_need_tags();
+        let unable = devices.iter().find(|(_, device)| must_offload && !session.offloads(device));
         match unable {
             None => Ok(session),
             Some((_, device)) => {

@@ -145,6 +145,10 @@ fn take_copies(session: &Session<'_>, task: &Task, copies: NodeCopies, leaves: &
         session.unchecked(why, bytes);
         checked -= 1;
     }
+    if copies.unproven > 0 {
+        session.unchecked(WhyUnchecked::NodeTags, bytes * copies.unproven as u64);
+        checked = checked.saturating_sub(copies.unproven as u64);
+    }
     session.verified(bytes * checked);
     let bad = copies.bad.into_iter().filter(|copy| why_unchecked(&copy.fault).is_none());
     match &copies.node {

@@ -60,8 +60,8 @@ impl Writer {
         match without.first() {
             None => Ok(()),
             Some(first) => {
-                let why = "it has no protection information, or does not keep application tags, so it cannot keep the \
-                           checksums of data";
+                let why = "it has no protection information, or does not check it or keep application tags, so it cannot \
+                           keep the checksums of data";
                 let refused = StackError::new(Cause::Unsuitable, "use --datasum device on", why).on(first);
                 Err(refused.advise("`sealblock create` makes protected volumes"))
             }

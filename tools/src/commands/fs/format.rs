@@ -6,13 +6,14 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use sealblock_block::Device;
-use sealblock_btrfs::devices::uuid;
+use sealblock_btrfs::devices::{uuid, why_unprotected};
 use sealblock_btrfs::space::{kind_name, profile_name};
 use sealblock_btrfs_engine::datasum::Datasum;
 use sealblock_btrfs_engine::format::{
     DEFAULT_INCOMPAT, FormatError, FormatOptions, FormattedImage, NewDevice, SECTOR_BYTES, default_node_bytes,
     default_profiles, format,
 };
+use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::features::Incompat;
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_stack::identity::new_uuid;
@@ -113,15 +114,21 @@ async fn open(arguments: &FsFormat, target: &TargetName) -> Result<OpenTarget, S
     let opened = overwrite_blocks(target, overwriting, arguments.members.usage()).await?;
     let refused = |why: String| StackError::new(Cause::Unsuitable, ACTION, why).on(target);
     let block_bytes = opened.device.geometry().block_size.bytes();
+    let needs_protection = match (arguments.csum, arguments.datasum) {
+        (ChecksumType::None, _) => Some("--csum none"),
+        (_, Some(Datasum::Device)) => Some("--datasum device"),
+        _ => None,
+    };
+    let unprotected = needs_protection.and_then(|option| Some((option, why_unprotected(&opened.device)?)));
     let checked = match opened.device.abilities().writable {
         false => Err(refused("it is read-only".to_owned())),
+        true if let Some((option, why)) = unprotected => {
+            let why = format!("{why}, which {option} needs");
+            Err(refused(why).advise("make a protected volume of it: sealblock create"))
+        }
         true if block_bytes > SECTOR_BYTES as usize => Err(refused(format!(
             "its blocks have {block_bytes} bytes, more than a sector of the filesystem, {SECTOR_BYTES}"
         ))),
-        true if arguments.datasum == Datasum::Device && opened.device.geometry().protection.is_none() => {
-            Err(refused("it has no protection information, so it cannot keep the checksums of data".to_owned())
-                .advise("make it a protected volume with `sealblock create`, or keep them in the tree: --datasum csum"))
-        }
         true => Ok(()),
     };
     match checked {
@@ -132,6 +139,10 @@ async fn open(arguments: &FsFormat, target: &TargetName) -> Result<OpenTarget, S
 
 /// The options of the command line, with defaults and new UUIDs.
 fn options(arguments: &FsFormat) -> Result<FormatOptions, StackError> {
+    if (arguments.csum, arguments.datasum) == (ChecksumType::None, Some(Datasum::Csum)) {
+        let why = "with --csum none there is no tree of checksums for --datasum csum";
+        return Err(StackError::new(Cause::Usage, ACTION, why));
+    }
     let (default_data, default_metadata) = default_profiles(arguments.targets.len(), arguments.mixed);
     let (data, metadata) = match arguments.mixed {
         true => {
@@ -166,7 +177,7 @@ fn options(arguments: &FsFormat) -> Result<FormatOptions, StackError> {
         metadata,
         incompat,
         block_group_tree,
-        datasum: arguments.datasum,
+        datasum: arguments.datasum.unwrap_or_default(),
     })
 }
 

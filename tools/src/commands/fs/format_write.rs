@@ -9,9 +9,10 @@ use std::ops::Range;
 
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, TryStreamExt};
-use sealblock_block::{Ability, Device, Durability, Request, RequestKind};
+use sealblock_block::{Ability, Device, Durability, Expectations, Request, RequestKind, Response};
+use sealblock_btrfs::tags::{has_tag_of, tags_of};
 use sealblock_btrfs_engine::format::{DeviceRange, DeviceWrite, FormattedImage, Stage};
-use sealblock_integrity::{Tags, Unsealed};
+use sealblock_integrity::Unsealed;
 use sealblock_runtime_memory::Slice;
 use sealblock_stack::{Cause, OpenTarget, StackError, device_error, note, signature_places};
 use sealblock_units::Extent;
@@ -50,7 +51,23 @@ pub(super) async fn write(
             discarded = try_join_all((1..).zip(opened).map(clear)).await?;
         }
     }
+    try_join_all(image.superblocks.iter().map(|one| check_tag(opened, one))).await?;
     Ok(discarded)
+}
+
+/// Checks that a superblock has the tag with which it was written: some drives may change application tags.
+async fn check_tag(opened: &[OpenTarget], write: &DeviceWrite) -> Result<(), StackError> {
+    let Some(tag) = write.tag else { return Ok(()) };
+    let one = device(opened, write.devid)?;
+    let extent = extent(one, &(write.offset..write.offset + write.bytes.len() as u64))?;
+    let read = one.device.execute(Request::read(extent, Expectations::NONE)).await;
+    match read.map_err(|error| device_error("read", &error).on(one.target()))? {
+        Response::Data(blocks) if has_tag_of(&blocks, tag) => Ok(()),
+        _ => {
+            let why = "it does not keep application tags, which --csum none needs; the new filesystem cannot be used";
+            Err(StackError::new(Cause::Unsuitable, "format", why).on(one.target()))
+        }
+    }
 }
 
 /// Does something with everything, some of it at a time.
@@ -88,7 +105,7 @@ async fn write_one(opened: &[OpenTarget], write: &DeviceWrite) -> Result<(), Sta
     let one = device(opened, write.devid)?;
     let extent = extent(one, &(write.offset..write.offset + write.bytes.len() as u64))?;
     let geometry = one.device.geometry();
-    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
+    let tags = tags_of(write.tag, extent.start().get());
     let data = Unsealed::new(Slice::copy_from(&write.bytes), geometry.block_size, geometry.protection, tags);
     let written = one.device.execute(Request::write(extent, data, Durability::Volatile)).await;
     written.map(drop).map_err(|error| device_error("write", &error).on(one.target()))

@@ -243,6 +243,7 @@ pub(super) fn checksum_name(kind: ChecksumType) -> &'static str {
         ChecksumType::XxHash64 => "xxhash64",
         ChecksumType::Sha256 => "sha256",
         ChecksumType::Blake2b => "blake2b",
+        ChecksumType::None => "none",
     }
 }
 

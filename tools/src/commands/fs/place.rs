@@ -77,6 +77,12 @@ pub(super) fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
             "{target}: device {devid} is at transaction {generation}, older than other devices; only data with checksums are read from it"
         ));
     }
+    for (devid, device, why) in filesystem.storage().devices.unproven() {
+        let target = &device.name;
+        note(&format_args!(
+            "WARNING: {target}: device {devid} cannot show whether what is read from it is good, as the filesystem has no checksums: {why}"
+        ));
+    }
     say_superblocks(&name, filesystem);
     older_roots(filesystem).iter().for_each(|why| note(&format_args!("{name}: {why}")));
     for lost in filesystem.lost_chunks() {
