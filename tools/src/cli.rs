@@ -30,7 +30,7 @@ use sealblock_units::{BlockSize, ByteCount, Lba};
 pub use attach::{Attach, Detach};
 pub use bench::Bench;
 pub use fs::{Fs, FsCat, FsCheck, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree, FsVerify};
-pub use fs_format::{Feature, FeatureChange, FsFormat};
+pub use fs_format::{DatasumChoice, Feature, FeatureChange, FsFormat};
 pub use fs_write::{
     FsChmod, FsChown, FsDatasum, FsFallocate, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume,
     FsSubvolumeCommand, FsSubvolumeCreate, FsSubvolumeDelete, FsSubvolumeList, Owner,

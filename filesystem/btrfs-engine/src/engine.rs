@@ -538,7 +538,8 @@ impl Engine {
         let items: Vec<DevItem> = devices.into_iter().filter(|item| sound.contains(&item.devid.get())).collect();
         // All of the transaction is durable on these.
         let oldest = self.supers.borrow().values().copied().min().unwrap_or(self.durable.get());
-        self.tagging.record(oldest, &items, superblock.generation.get()).write(&mut superblock);
+        let is_host_sealed = self.devices.is_host_sealed();
+        self.tagging.record(oldest, &items, superblock.generation.get(), is_host_sealed).write(&mut superblock);
         let (failed, bad) = storage.devices.write_supers(&superblock, &items).await;
         self.remember_bad(bad);
         failed.iter().for_each(|(devid, fault)| self.device_failed(*devid, fault));

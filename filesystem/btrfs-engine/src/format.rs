@@ -32,6 +32,7 @@
 //!     incompat: DEFAULT_INCOMPAT,
 //!     block_group_tree: false,
 //!     datasum: Datasum::Csum,
+//!     is_host_sealed: false,
 //! };
 //! let image = format(&options, &[NewDevice { bytes: 1 << 30, uuid: [4; 16] }])?;
 //! for stage in image.stages() {

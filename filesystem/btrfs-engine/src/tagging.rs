@@ -85,7 +85,7 @@ impl Tagging {
     }
 
     /// The record of a commit.
-    pub fn record(&self, oldest: u64, items: &[DevItem], generation: u64) -> CommitRecord {
+    pub fn record(&self, oldest: u64, items: &[DevItem], generation: u64, is_host_sealed: bool) -> CommitRecord {
         let mut windows = self.windows.borrow_mut();
         if let Some(last) = windows.last() {
             *windows = windows.with(last, true, generation);
@@ -94,6 +94,7 @@ impl Tagging {
         let devices = items.iter().map(|item| (item.uuid, tagged.contains(&item.devid.get())));
         let mut record = CommitRecord::new(generation, oldest, devices);
         (record.windows, record.replacement) = (windows.clone(), self.replacement);
+        record.is_host_sealed = is_host_sealed;
         record
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! 0 magic | 8 CRC-32C of all behind it | 12 version | 14 count | 16 generation | 24 oldest | 32 tagged | 36 replacement |
-//! 40 reserved | 48 windows | 288 devices
+//! 40 flags | 44 reserved | 48 windows | 288 devices
 //! ```
 //!
 //! A superblock with a record says: all nodes and data of transaction `generation` were durable on each of these devices
@@ -29,6 +29,8 @@ use crate::superblock::Superblock;
 pub const RECORD_OFFSET: usize = 0xE00;
 /// Devices of which a record can tell; of a filesystem with more, it tells of none.
 pub const MAX_DEVICES: usize = 28;
+/// A flag: the engine makes the guards of data.
+const HOST_SEALED: u32 = 1;
 const MAGIC: [u8; 8] = *b"sealbtrf";
 const VERSION: u16 = 2;
 /// That of records without windows and tags, whose fields are zero.
@@ -45,7 +47,8 @@ struct Stored {
     oldest: U64,
     tagged: U32,
     replacement: U32,
-    reserved: [u8; 8],
+    flags: U32,
+    reserved: [u8; 4],
     windows: [[U64; 2]; MAX_WINDOWS],
     devices: [[u8; 8]; MAX_DEVICES],
 }
@@ -63,6 +66,8 @@ pub struct CommitRecord {
     pub windows: OwnWindows,
     /// What identifies the last replacement of a device by another program.
     pub replacement: u32,
+    /// True if the engine makes the guards of data with tags, instead of the devices, and whoever reads them checks them.
+    pub is_host_sealed: bool,
     /// The first halves of the UUIDs of the devices that took part, and whether data on them have tags.
     devices: Vec<([u8; 8], bool)>,
 }
@@ -75,7 +80,14 @@ impl CommitRecord {
         if devices.len() > MAX_DEVICES {
             devices.clear();
         }
-        CommitRecord { generation, oldest, windows: OwnWindows::default(), replacement: 0, devices }
+        CommitRecord {
+            generation,
+            oldest,
+            windows: OwnWindows::default(),
+            replacement: 0,
+            is_host_sealed: false,
+            devices,
+        }
     }
 
     /// The record of a superblock, or of one before that; `None` if it has none.
@@ -85,6 +97,7 @@ impl CommitRecord {
         let is_whole = stored.magic == MAGIC
             && stored.crc.get() == crc(stored)
             && matches!(stored.version.get(), VERSION | VERSION_WITHOUT_WINDOWS)
+            && stored.flags.get() & !HOST_SEALED == 0
             && stored.generation.get() <= superblock.generation.get()
             && count <= MAX_DEVICES;
         if !is_whole {
@@ -99,7 +112,8 @@ impl CommitRecord {
         let is_tagged = |index: usize| stored.tagged.get() >> index & 1 != 0;
         let devices = stored.devices[..count].iter().enumerate().map(|(index, half)| (*half, is_tagged(index)));
         let (oldest, replacement) = (stored.oldest.get(), stored.replacement.get());
-        Some(CommitRecord { generation, oldest, windows, replacement, devices: devices.collect() })
+        let is_host_sealed = stored.flags.get() & HOST_SEALED != 0;
+        Some(CommitRecord { generation, oldest, windows, replacement, is_host_sealed, devices: devices.collect() })
     }
 
     /// Puts the record into the superblock of its transaction.
@@ -111,6 +125,7 @@ impl CommitRecord {
             generation: self.generation.into(),
             oldest: self.oldest.into(),
             replacement: self.replacement.into(),
+            flags: if self.is_host_sealed { HOST_SEALED } else { 0 }.into(),
             ..Stored::new_zeroed()
         };
         for (place, (first, last)) in stored.windows.iter_mut().zip(self.windows.iter()) {
@@ -167,7 +182,7 @@ mod tests {
         let generation = superblock.generation.get();
         let windows = OwnWindows::default().with(1, true, 2).with(3, true, generation);
         let record = CommitRecord::new(generation, 6, [([1; 16], true), ([2; 16], false)]);
-        let record = CommitRecord { windows, replacement: 77, ..record };
+        let record = CommitRecord { windows, replacement: 77, is_host_sealed: true, ..record };
         record.write(&mut superblock);
         assert_eq!(CommitRecord::read(&superblock), Some(record.clone()));
         assert!(record.is_of(&superblock) && record.missed_only_superblocks([2; 16], 6));
@@ -215,6 +230,10 @@ mod tests {
             with_version(&mut superblock, version);
             assert_eq!(CommitRecord::read(&superblock), expected.then(|| record.clone()), "{version}");
         }
+        record.write(&mut superblock);
+        superblock.as_mut_bytes()[RECORD_OFFSET + 40] = 2;
+        with_version(&mut superblock, 2);
+        assert_eq!(CommitRecord::read(&superblock), None, "an unknown flag");
         let windows = OwnWindows::default().with(1, true, generation - 1);
         CommitRecord { windows, ..record }.write(&mut superblock);
         assert_eq!(CommitRecord::read(&superblock), None, "it is not in its own last window");

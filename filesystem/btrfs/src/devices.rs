@@ -99,6 +99,8 @@ pub struct DeviceSet {
     bad_superblocks: Vec<BadCopy>,
     /// What the tags of data can prove.
     tags: RefCell<DataTags>,
+    /// True if the guards of data with tags are made here, and not by the devices. Whoever reads guards checks them.
+    is_host_sealed: Cell<bool>,
     transferred_bytes: Cell<u64>,
     /// Requests that devices have executed. Another thread may look at it.
     executed: Arc<AtomicU64>,
@@ -174,8 +176,19 @@ impl DeviceSet {
         }
         let protected = devices.iter().filter(|(_, device)| device.has_tags() && !device.has_lost_tags);
         let tags = DataTags::new(&superblock, protected.map(|(devid, device)| (*devid, device.item.uuid)));
-        let (tags, transferred_bytes, executed) = (RefCell::new(tags), Cell::new(0), Arc::default());
-        Ok(DeviceSet { devices, superblock, geometry, bad_superblocks, tags, transferred_bytes, executed })
+        let is_host_sealed = CommitRecord::read(&superblock).is_some_and(|record| record.is_host_sealed);
+        let (tags, is_host_sealed) = (RefCell::new(tags), Cell::new(is_host_sealed));
+        let (transferred_bytes, executed) = (Cell::new(0), Arc::default());
+        Ok(DeviceSet {
+            devices,
+            superblock,
+            geometry,
+            bad_superblocks,
+            tags,
+            is_host_sealed,
+            transferred_bytes,
+            executed,
+        })
     }
 
     /// Targets with their superblocks, as devices from which nodes are read to find out whether `copy`, the superblock
@@ -200,8 +213,8 @@ impl DeviceSet {
             devices.entry(superblock.dev_item.devid.get()).or_insert(device);
         }
         let (superblock, geometry, bad_superblocks) = (copy.superblock.clone(), copy.geometry, Vec::new());
-        let (tags, transferred_bytes, executed) = Default::default();
-        DeviceSet { devices, superblock, geometry, bad_superblocks, tags, transferred_bytes, executed }
+        let (tags, is_host_sealed, transferred_bytes, executed) = Default::default();
+        DeviceSet { devices, superblock, geometry, bad_superblocks, tags, is_host_sealed, transferred_bytes, executed }
     }
 
     /// The newest superblock.
@@ -354,6 +367,16 @@ impl DeviceSet {
     /// From now on, these are the tags: the filesystem is written.
     pub fn set_tags(&self, tags: DataTags) {
         *self.tags.borrow_mut() = tags;
+    }
+
+    /// True if the guards of data with tags are made here when they are written.
+    pub fn is_host_sealed(&self) -> bool {
+        self.is_host_sealed.get()
+    }
+
+    /// Sets whether the guards of data with tags are made here when they are written.
+    pub fn set_host_sealed(&self, is_host_sealed: bool) {
+        self.is_host_sealed.set(is_host_sealed);
     }
 
     /// The number of requests that devices have executed, which grows as long as work goes on.

@@ -13,11 +13,11 @@ use std::ops::Range;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Device as _, Durability, Request};
+use sealblock_block::{Device as _, Durability, Request, WriteData};
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::node::Header;
 use sealblock_btrfs_format::superblock::{SUPERBLOCK_BYTES, Superblock, copy_offsets};
-use sealblock_integrity::Unsealed;
+use sealblock_integrity::{Sealed, Unsealed};
 use sealblock_runtime_memory::Slice;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -194,8 +194,11 @@ impl DeviceSet {
         let extent = extent_of(device, place.offset, data.len() as u64).ok_or(CopyFault::NoBlock)?;
         let geometry = device.geometry();
         let tags = tags_of(generation, extent.start().get());
-        let unsealed = Unsealed::new(data, geometry.block_size, geometry.protection, tags);
-        let request = Request::write(extent, unsealed, durability);
+        let data: WriteData = match generation.is_some() && self.is_host_sealed() {
+            true => Sealed::seal(data, geometry.block_size, geometry.protection, &tags).into(),
+            false => Unsealed::new(data, geometry.block_size, geometry.protection, tags).into(),
+        };
+        let request = Request::write(extent, data, durability);
         device.execute(request).await.map_err(CopyFault::Unreadable)?;
         self.count_executed();
         Ok(())

@@ -23,6 +23,32 @@ const CHECKSUMS: &values::Names<ChecksumType> = &[
     ),
 ];
 
+/// Where checksums of data are kept, and who makes those that devices keep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DatasumChoice {
+    /// Where they are kept.
+    pub datasum: Datasum,
+    /// True if whoever writes makes them, false if the devices do; `None` leaves it as it is. It holds for the whole
+    /// filesystem.
+    pub is_host_sealed: Option<bool>,
+}
+
+/// The choices for a filesystem.
+pub(super) const DATASUM_CHOICES: &values::Names<DatasumChoice> = &[
+    ("csum", "in the tree of checksums", choice(Datasum::Csum, None)),
+    ("device", "with the blocks, by devices with protection information", choice(Datasum::Device, None)),
+    (
+        "device,host-sealed",
+        "the same, made by this host for all such data of the filesystem, and so checked all the way",
+        choice(Datasum::Device, Some(true)),
+    ),
+    ("device,device-sealed", "the same, made by the devices again", choice(Datasum::Device, Some(false))),
+];
+
+const fn choice(datasum: Datasum, is_host_sealed: Option<bool>) -> DatasumChoice {
+    DatasumChoice { datasum, is_host_sealed }
+}
+
 /// Where checksums of data can be kept.
 pub(super) const DATASUMS: &values::Names<Datasum> = &[
     ("csum", "in the tree of checksums", Datasum::Csum),
@@ -114,8 +140,8 @@ pub struct FsFormat {
     pub csum: ChecksumType,
     /// Where the checksums of the data of new files are kept: in the tree of checksums, or by the devices, which must have
     /// protection information. Files can have their own choice (`fs datasum`). [default: csum]
-    #[arg(long, value_name = "WHERE", value_parser = one_of(DATASUMS))]
-    pub datasum: Option<Datasum>,
+    #[arg(long, value_name = "WHERE", value_parser = one_of(DATASUM_CHOICES))]
+    pub datasum: Option<DatasumChoice>,
     /// The size of metadata nodes: 4KiB, 8KiB, 16KiB, 32KiB or 64KiB. [default: 16KiB; 4KiB with --mixed]
     #[arg(long, value_name = "SIZE")]
     pub node_size: Option<ByteCount>,

@@ -9,7 +9,7 @@ use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::quantity::Time;
 use sealblock_units::ByteCount;
 
-use super::fs_format::DATASUMS;
+use super::fs_format::{DATASUM_CHOICES, DATASUMS, DatasumChoice};
 use super::values::{filesystem, one_of};
 
 /// The most bits of a mode below the file type.
@@ -230,8 +230,8 @@ pub struct FsChown {
     The checksums of files with data stay where they are: copy such a file into the directory.")]
 pub struct FsDatasum {
     /// Where the checksums of data are kept.
-    #[arg(value_name = "WHERE", value_parser = one_of(DATASUMS))]
-    pub datasum: Datasum,
+    #[arg(value_name = "WHERE", value_parser = one_of(DATASUM_CHOICES))]
+    pub datasum: DatasumChoice,
     /// Directories, for what is made in them from now on, and empty files, all in one filesystem. Symbolic links are
     /// followed.
     #[arg(value_name = "FILESYSTEM[/PATH]", required = true, value_parser = filesystem())]

@@ -165,11 +165,15 @@ fn superblock(options: &FormatOptions, layout: &Layout, trees: &Trees) -> Result
         bytes_used: bytes_used(options, trees),
         num_devices: layout.devices.len() as u64,
     });
-    if checksum == ChecksumType::None {
-        // With it the superblock says that everything has tags.
-        let devices = layout.devices.iter().map(|device| (device.uuid, true));
+    let has_tags = checksum == ChecksumType::None;
+    if has_tags || options.is_host_sealed {
+        // In a filesystem without checksums it says that everything has tags.
+        let devices = layout.devices.iter().map(|device| (device.uuid, has_tags));
         let mut record = CommitRecord::new(GENERATION, GENERATION, devices);
-        record.windows = OwnWindows::default().with(0, true, GENERATION);
+        if has_tags {
+            record.windows = OwnWindows::default().with(0, true, GENERATION);
+        }
+        record.is_host_sealed = options.is_host_sealed;
         record.write(&mut superblock);
     }
     Ok(superblock)

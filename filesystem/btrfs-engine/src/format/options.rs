@@ -61,6 +61,8 @@ pub struct FormatOptions {
     pub block_group_tree: bool,
     /// Where the checksums of the data of new files are kept.
     pub datasum: Datasum,
+    /// True if the guards of data whose checksums the devices keep are made by who writes, and not by the devices.
+    pub is_host_sealed: bool,
 }
 
 /// A device of the new filesystem. Devices are numbered from 1, in their order.

@@ -41,6 +41,7 @@ fn options(number: u8) -> FormatOptions {
         incompat: DEFAULT_INCOMPAT,
         block_group_tree: false,
         datasum: Datasum::Csum,
+        is_host_sealed: false,
     }
 }
 

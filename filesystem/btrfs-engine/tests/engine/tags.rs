@@ -14,6 +14,7 @@ use sealblock_btrfs_format::commit_record::{CommitRecord, RECORD_OFFSET};
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, Superblock};
 use sealblock_integrity::{Tags, Tuple, Unsealed};
 use sealblock_media_memory::MemoryDevice;
+use sealblock_runtime_memory::Slice;
 use zerocopy::FromBytes;
 
 use crate::data_faults::{open, place, time};
@@ -306,4 +307,57 @@ fn nothing_is_demanded_of_a_device_that_changes_tags() {
     let (places, _) = places_of(&disks, file, 0);
     assert_eq!(tuple_at(&disks, places[0]).app_tag, 0);
     assert_eq!(read_committed(&disks, file), [1; 4 * SECTOR]);
+}
+
+/// Changes a byte of data with tags on their way to the device.
+struct Changing(Rc<MemoryDevice>);
+
+impl Device for Changing {
+    fn geometry(&self) -> &Geometry {
+        Device::geometry(&*self.0)
+    }
+
+    fn abilities(&self) -> Abilities {
+        Device::abilities(&*self.0)
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        let change = |data: Slice| {
+            let mut changed = data.to_vec();
+            // Superblocks stay as they are.
+            changed[100] ^= u8::from(changed[0] == 0x77);
+            Slice::copy_from(&changed)
+        };
+        let Operation::Write(_) = &request.operation else { return Device::execute(&*self.0, request).await };
+        let start = request.extents.one().start().get();
+        let request = request.map_data(|data| match data {
+            WriteData::Sealed(data) => data.clone().with_fault(change(data.joined_data())).into(),
+            WriteData::Unsealed(data) => {
+                let (size, format) = (data.size(), data.format());
+                let Tuple { app_tag, storage_tag, .. } = data.clone().seal().tuples().next().unwrap();
+                let tags = Tags { app_tag, storage_tag, initial_ref_tag: start };
+                Unsealed::new(change(data.data().clone()), size, format, tags).into()
+            }
+        });
+        Device::execute(&*self.0, request).await
+    }
+}
+
+#[test]
+fn a_change_on_the_way_is_found_if_the_guard_was_made_before() {
+    for is_host_sealed in [false, true] {
+        let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+        let filesystem = disks.open_through(|name, memory| DynDevice::new(name, Changing(memory)));
+        let engine = block_on(Engine::open(&filesystem, EngineOptions::default())).unwrap();
+        engine.devices().set_host_sealed(is_host_sealed);
+        let file = create(&engine, "file", Kind::NoSum);
+        write(&engine, file, 0, &[0x77; 4 * SECTOR]);
+        block_on(engine.commit()).unwrap();
+        drop(engine);
+        assert_eq!(CommitRecord::read(&first_superblock(&disks, 0)).unwrap().is_host_sealed, is_host_sealed);
+        let filesystem = disks.open();
+        assert_eq!(filesystem.storage().devices.is_host_sealed(), is_host_sealed, "whoever writes next does the same");
+        let read = block_on(filesystem.read(&inode_of(&filesystem, file), 0, SECTOR));
+        assert_eq!(read.is_err(), is_host_sealed);
+    }
 }

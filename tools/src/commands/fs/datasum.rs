@@ -7,13 +7,15 @@ use serde::Serialize;
 
 use super::paths::Node;
 use super::write::{Done, Order, Writer, change, engine_error, now};
-use crate::cli::FsDatasum;
+use crate::cli::{DatasumChoice, FsDatasum};
 use crate::exit::Exit;
 
 /// Files whose checksums are kept there now, in JSON.
 #[derive(Serialize)]
 struct Changed {
     datasum: &'static str,
+    /// Whether whoever writes makes the checksums that devices keep, in the whole filesystem.
+    host_sealed: bool,
     files: Vec<ChangedFile>,
 }
 
@@ -39,14 +41,19 @@ pub fn run(arguments: &FsDatasum) -> Result<Exit, StackError> {
     let names: Vec<&FilesystemName> = arguments.names.iter().collect();
     let order = Order { names: &names, json: arguments.json, needs_subvolumes: false };
     change(&order, async |writer| {
-        writer.check_datasum(Some(arguments.datasum))?;
+        let DatasumChoice { datasum, is_host_sealed } = arguments.datasum;
+        writer.check_datasum(Some(datasum))?;
         let mut files = Vec::new();
         for name in &arguments.names {
             let node = writer.existing(name).await?;
-            writer.set_datasum(node, Some(arguments.datasum), &name.to_string()).await?;
+            writer.set_datasum(node, Some(datasum), &name.to_string()).await?;
             files.push(ChangedFile { name: name.to_string(), subvolume: node.root, ino: node.ino });
         }
-        Ok(Changed { datasum: datasum_name(arguments.datasum), files })
+        if let Some(is_host_sealed) = is_host_sealed {
+            writer.engine.devices().set_host_sealed(is_host_sealed);
+        }
+        let host_sealed = writer.engine.devices().is_host_sealed();
+        Ok(Changed { datasum: datasum_name(datasum), host_sealed, files })
     })
 }
 

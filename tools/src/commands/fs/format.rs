@@ -25,7 +25,7 @@ use serde::Serialize;
 use super::format_write::write;
 use super::info::{checksum_name, features};
 use super::place::printable;
-use crate::cli::{Feature, FsFormat};
+use crate::cli::{DatasumChoice, Feature, FsFormat};
 use crate::exit::{Exit, note_lacking};
 use crate::report::{Lines, note_lost_answers, print_report};
 
@@ -116,7 +116,7 @@ async fn open(arguments: &FsFormat, target: &TargetName) -> Result<OpenTarget, S
     let block_bytes = opened.device.geometry().block_size.bytes();
     let needs_protection = match (arguments.csum, arguments.datasum) {
         (ChecksumType::None, _) => Some("--csum none"),
-        (_, Some(Datasum::Device)) => Some("--datasum device"),
+        (_, Some(DatasumChoice { datasum: Datasum::Device, .. })) => Some("--datasum device"),
         _ => None,
     };
     let unprotected = needs_protection.and_then(|option| Some((option, why_unprotected(&opened.device)?)));
@@ -139,7 +139,9 @@ async fn open(arguments: &FsFormat, target: &TargetName) -> Result<OpenTarget, S
 
 /// The options of the command line, with defaults and new UUIDs.
 fn options(arguments: &FsFormat) -> Result<FormatOptions, StackError> {
-    if (arguments.csum, arguments.datasum) == (ChecksumType::None, Some(Datasum::Csum)) {
+    let choice = arguments.datasum;
+    let datasum = choice.map(|choice| choice.datasum);
+    if (arguments.csum, datasum) == (ChecksumType::None, Some(Datasum::Csum)) {
         let why = "with --csum none there is no tree of checksums for --datasum csum";
         return Err(StackError::new(Cause::Usage, ACTION, why));
     }
@@ -177,7 +179,8 @@ fn options(arguments: &FsFormat) -> Result<FormatOptions, StackError> {
         metadata,
         incompat,
         block_group_tree,
-        datasum: arguments.datasum.unwrap_or_default(),
+        datasum: datasum.unwrap_or_default(),
+        is_host_sealed: choice.and_then(|choice| choice.is_host_sealed).unwrap_or(false),
     })
 }
 
