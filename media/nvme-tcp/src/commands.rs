@@ -211,8 +211,15 @@ impl Namespace for Io {
             IoCommand::WriteUncorrectable(extent) => WriteSet::of_extents([*extent]),
             _ => WriteSet::default(),
         };
+        let checks_escapes = matches!(&command, IoCommand::Verify(blocks) if blocks.protection.checks_escapes);
         let command = self.encode(command)?;
-        self.execute_change(changed, |_| Ok((command, HostData::None))).await
+        let build = |session: &Session| {
+            if checks_escapes {
+                session.offers(Extensions::ESCAPES, RequestKind::Verify)?;
+            }
+            Ok((command, HostData::None))
+        };
+        self.execute_change(changed, build).await
     }
 
     async fn execute_with_ranges(

@@ -7,7 +7,7 @@ use sealblock_block::{
     Checksum, Coverage, Error, ErrorKind, Expectations, Outcome, RequestKind, ReservedArea, Response, Tally, WriteSet,
 };
 use sealblock_integrity::{ChecksumKind, Sealed};
-use sealblock_media_nvme::requests::Requests;
+use sealblock_media_nvme::requests::{Requests, is_no_longer_offered};
 use sealblock_media_nvme::{CompletedCommand as _, Namespace, bad_block_cause};
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
@@ -24,12 +24,15 @@ impl Io {
     /// Executes one Checksum; returns its completion, whatever the status.
     async fn checksum_once(&self, blocks: BlockCommand, kind: ChecksumKind) -> Result<CompletedCommand, Error> {
         let command = self.encode(IoCommand::Checksum(nvm::Checksum { blocks, kind }))?;
-        let extension = match kind {
+        let mut extension = match kind {
             ChecksumKind::Crc64Nvme => Extensions::CHECKSUM,
             ChecksumKind::Crc32c => Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C,
         };
+        if blocks.protection.checks_escapes {
+            extension |= Extensions::ESCAPES;
+        }
         let build = |session: &Session| {
-            offered(session, extension, RequestKind::Checksum)?;
+            session.offers(extension, RequestKind::Checksum)?;
             Ok((command, HostData::None))
         };
         self.execute(build).await
@@ -38,13 +41,15 @@ impl Io {
     pub(crate) async fn checksum(&self, extent: Extent, kind: ChecksumKind, expectations: &Expectations) -> Outcome {
         let requests = Requests(self);
         let Some(protection) = requests.checks_in_place(extent, expectations) else {
-            let mut value = 0;
-            let each = |part: &Sealed| value = part.checksum_append(kind, value);
-            let (bytes_transferred, coverage) = requests.read_all(extent, expectations, each).await?;
-            return Ok(Response::Checksum(Checksum { kind, value, bytes_transferred, coverage }));
+            return self.checksum_by_read(extent, kind, expectations).await;
         };
         let blocks = BlockCommand { protection, ..BlockCommand::new(extent) };
-        let completed = self.checksum_once(blocks, kind).await?;
+        let completed = match self.checksum_once(blocks, kind).await {
+            Err(error) if protection.checks_escapes && is_no_longer_offered(&error) => {
+                return self.checksum_by_read(extent, kind, expectations).await;
+            }
+            completed => completed?,
+        };
         if completed.status().is_success() {
             return self.checksum_response(extent, kind, &completed).await;
         }
@@ -66,6 +71,13 @@ impl Io {
             true => self.checksum_response(extent, kind, &again).await,
             false => Err(self.failed(RequestKind::Checksum, Some(extent), &again)),
         }
+    }
+
+    async fn checksum_by_read(&self, extent: Extent, kind: ChecksumKind, expectations: &Expectations) -> Outcome {
+        let mut value = 0;
+        let each = |part: &Sealed| value = part.checksum_append(kind, value);
+        let (bytes_transferred, coverage) = Requests(self).read_all(extent, expectations, each).await?;
+        Ok(Response::Checksum(Checksum { kind, value, bytes_transferred, coverage }))
     }
 
     /// The response to a Checksum that succeeded. Its completion has room for the checksum only, so if there are
@@ -128,7 +140,7 @@ impl Io {
         data: impl Fn() -> HostData,
     ) -> Result<CompletedCommand, Error> {
         let build = |session: &Session| {
-            offered(session, Extensions::RESERVED, kind)?;
+            session.offers(Extensions::RESERVED, kind)?;
             Ok((command, data()))
         };
         let changed = match kind {
@@ -140,14 +152,6 @@ impl Io {
             true => Ok(completed),
             false => Err(self.failed(kind, None, &completed)),
         }
-    }
-}
-
-/// Refuses a command that the session's target does not offer.
-fn offered(session: &Session, extension: Extensions, kind: RequestKind) -> Result<(), Error> {
-    match session.pages.extensions.contains(extension) {
-        true => Ok(()),
-        false => Err(ErrorKind::Absent(kind).into()),
     }
 }
 

@@ -8,6 +8,7 @@ use std::num::NonZeroU16;
 use std::rc::Rc;
 use std::time::Duration;
 
+use sealblock_block::{Error, ErrorKind, RequestKind};
 use sealblock_media_nvme::{IdentifyPages, NamespaceProfile, PiMode};
 use sealblock_protocols_nvme::admin::SetFeatures;
 use sealblock_protocols_nvme::extensions::Extensions;
@@ -269,6 +270,14 @@ impl Session {
         match self.io.as_slice() {
             [only] => only,
             several => several.iter().min_by_key(|queue| queue.load()).expect("a session has an I/O queue"),
+        }
+    }
+
+    /// Refuses a command of this kind that needs an extension which the target does not offer.
+    pub(crate) fn offers(&self, extension: Extensions, kind: RequestKind) -> Result<(), Error> {
+        match self.pages.extensions.contains(extension) {
+            true => Ok(()),
+            false => Err(ErrorKind::Absent(kind).into()),
         }
     }
 

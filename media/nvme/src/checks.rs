@@ -27,7 +27,12 @@ impl NamespaceProfile {
                     read_checks(format, extent.start(), &Checks::full(format, extent.start()), self.storage_tag_mask).0;
                 (ProtectionInfo { pract: !is_verify, ..info }, true)
             }
-            PiMode::Host(format) => read_checks(format, extent.start(), checks, self.storage_tag_mask),
+            PiMode::Host(format) => {
+                let (info, says_rest) = read_checks(format, extent.start(), checks, self.storage_tag_mask);
+                let has_ceb = is_verify && self.checks_escapes;
+                let info = ProtectionInfo { checks_escapes: checks.checks_escapes && has_ceb, ..info };
+                (info, says_rest && (has_ceb || !checks.checks_escapes))
+            }
         }
     }
 
@@ -96,12 +101,12 @@ pub fn bad_blocks(start: Lba, mismatches: &[Mismatch]) -> Vec<BadBlock> {
     mismatches.iter().map(|mismatch| BadBlock::of_mismatch(start, mismatch)).collect()
 }
 
-/// Checks as fields of a command, and true if the fields express all of them. They cannot express every mask of a
-/// storage tag, and with Type 1 no reference tag other than the LBA (NVM, "Protection Information").
+/// Checks as fields of a command, and true if the fields express all of them but `checks_escapes`, which the specification
+/// has no field for. They cannot express every mask of a storage tag, and with Type 1 no reference tag other than the LBA
+/// (NVM, "Protection Information").
 fn read_checks(format: PiFormat, start: Lba, checks: &Checks, storage_tag_mask: u64) -> (ProtectionInfo, bool) {
     let mut info = ProtectionInfo::NONE;
-    // A controller checks nothing of a block whose tuple disables checks.
-    let mut is_all = !checks.checks_escapes;
+    let mut is_all = true;
     if checks.guard {
         info.prchk |= Prchk::GUARD;
     }

@@ -78,6 +78,10 @@ pub trait Namespace {
     ) -> impl Future<Output = Result<Self::Completed, Error>>;
 
     /// Executes a command without data.
+    ///
+    /// # Errors
+    /// [`sealblock_block::ErrorKind::Absent`] if the command needs an extension that the controller does not offer any more: it
+    /// is not sent then.
     fn execute_once(&self, command: IoCommand) -> impl Future<Output = Result<Self::Completed, Error>>;
 
     /// Executes one command that changes or copies these blocks and whose data are a list of ranges: Dataset Management

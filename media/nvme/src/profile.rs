@@ -117,6 +117,8 @@ pub struct NamespaceProfile {
     pub metadata: Metadata,
     /// LBSTM: bits of the storage tag that can be checked.
     pub storage_tag_mask: u64,
+    /// When it was opened, a Verify with CEB checked blocks whose tuples disable checks, too.
+    pub checks_escapes: bool,
     /// Writes are volatile until a Flush (VWC, VWCNP).
     pub volatile_write_cache: bool,
     /// The controller has Get LBA Status.
@@ -216,6 +218,7 @@ impl NamespaceProfile {
             pi_mode,
             metadata: Metadata::of(&format, pi_mode),
             storage_tag_mask: format.storage_tag_mask,
+            checks_escapes: pages.extensions.contains(Extensions::ESCAPES),
             volatile_write_cache: has_volatile_cache(pages),
             get_lba_status: pages.controller.oacs.contains(Oacs::GET_LBA_STATUS),
             shared: namespace.nmic.contains(Nmic::SHARED),

@@ -200,14 +200,73 @@ impl<N: Namespace> Requests<'_, N> {
         if expectations.beyond(&self.0.profile().own_checks(extent.start())).is_none() {
             return Ok(());
         }
+        self.fail_if_unexpected(extent, expectations, completed).await
+    }
+
+    /// Finds the first block that is not as expected, where a command that checks has failed over good blocks. Verify
+    /// commands narrow it down, and only that block is read, for its tag; all are read if no Verify can express the
+    /// expectations, or if it finds nothing any more.
+    async fn fail_if_unexpected(
+        &self,
+        extent: Extent,
+        expectations: &Expectations,
+        completed: &N::Completed,
+    ) -> Result<(), Error> {
+        if self.probe() == Probe::Verify && self.checks_in_place(extent, expectations).is_some() {
+            match self.first_unexpected(extent, expectations, completed).await {
+                Ok(lba) => {
+                    let onward = lba.get() - extent.start().get();
+                    let expected = expectations.advance(onward, self.0.profile().pi_mode.shown());
+                    self.read(Extent::one(lba), &expected).await?;
+                }
+                Err(error) if is_no_longer_offered(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
         self.read_all(extent, expectations, |_| ()).await.map(|_| ())
+    }
+
+    /// The first block of a run that a Verify finds not to be as expected. If it finds nothing any more, any block.
+    async fn first_unexpected(
+        &self,
+        extent: Extent,
+        expectations: &Expectations,
+        completed: &N::Completed,
+    ) -> Result<Lba, Error> {
+        let start = extent.start().get();
+        let is_met = async |run: Extent| {
+            let expected = expectations.advance(run.start().get() - start, self.0.profile().pi_mode.shown());
+            let Some(protection) = self.checks_in_place(run, &expected) else { return Ok(false) };
+            let command = IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(run) });
+            let verified = self.0.execute_once(command).await?;
+            match (verified.status().is_success(), bad_block_cause(verified.status())) {
+                (true, _) => Ok(true),
+                (false, Some(_)) => Ok(false),
+                (false, None) => Err(self.0.failed(RequestKind::Verify, Some(run), &verified)),
+            }
+        };
+        let mut run = extent;
+        if let Some(lba) = self.named_block(completed, extent).await {
+            // The log names a block that failed, which need not be the first.
+            match Extent::from_raw(start, lba.get() - start) {
+                Ok(before) if !is_met(before).await? => run = before,
+                _ => return Ok(lba),
+            }
+        }
+        while let Some([first, second]) = run.halves() {
+            run = if is_met(first).await? { second } else { first };
+        }
+        Ok(run.start())
     }
 
     /// The protection fields of a command that checks blocks in place for everything expected and for damage; `None` if
     /// no command can express that.
     pub fn checks_in_place(&self, extent: Extent, expectations: &Expectations) -> Option<ProtectionInfo> {
         let profile = self.0.profile();
-        let checks = expectations.joined(&profile.own_checks(extent.start()))?;
+        let joined = expectations.joined(&profile.own_checks(extent.start()))?;
+        // Who checks blocks whose tuples disable checks makes its own check as well, without being asked. If it were asked
+        // for the guard, it would find that of a block that was never written wrong, and not its tag.
+        let checks = if joined.checks_escapes { *expectations.checks() } else { joined };
         let (protection, says_all) = profile.read_checks(extent, &checks, true);
         says_all.then_some(protection)
     }
@@ -215,11 +274,15 @@ impl<N: Namespace> Requests<'_, N> {
     /// Verifies blocks in place.
     pub async fn verify(&self, extent: Extent, expectations: &Expectations) -> Outcome {
         let Some(protection) = self.checks_in_place(extent, expectations) else {
-            let (bytes_transferred, coverage) = self.read_all(extent, expectations, |_| ()).await?;
-            return Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }));
+            return self.verify_by_read(extent, expectations).await;
         };
         let command = IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(extent) });
-        let completed = self.0.execute_once(command).await?;
+        let completed = match self.0.execute_once(command).await {
+            Err(error) if protection.checks_escapes && is_no_longer_offered(&error) => {
+                return self.verify_by_read(extent, expectations).await;
+            }
+            completed => completed?,
+        };
         let coverage = self.0.verify_coverage(extent, &completed);
         if !completed.status().is_success() {
             if bad_block_cause(completed.status()).is_none() {
@@ -235,6 +298,11 @@ impl<N: Namespace> Requests<'_, N> {
             return Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }));
         }
         Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }))
+    }
+
+    async fn verify_by_read(&self, extent: Extent, expectations: &Expectations) -> Outcome {
+        let (bytes_transferred, coverage) = self.read_all(extent, expectations, |_| ()).await?;
+        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }))
     }
 
     /// Reads all blocks in order and checks them here, if no command can express the checks; returns the bytes read and
@@ -302,4 +370,9 @@ impl<N: Namespace> Requests<'_, N> {
         }
         Ok(Response::Done)
     }
+}
+
+/// True if a command was not sent, since the controller that would get it offers no extension that it needs.
+pub fn is_no_longer_offered(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Absent(_))
 }

@@ -27,6 +27,8 @@ flags! {
         CHECKSUM_CRC32C = 5,
         /// The feature End Controller, by which a host ends its lost controller and has nothing of it executed any more.
         FENCE = 6,
+        /// A Verify or Checksum with the field CEB also checks blocks whose tuples disable checks.
+        ESCAPES = 7,
     }
 }
 
@@ -150,7 +152,7 @@ impl ExtensionsLog {
     pub fn read(page: &[u8], nsid: u32) -> Extensions {
         let Some(log) = ExtensionsLog::known(page, nsid) else { return Extensions::NONE };
         let checks = Extensions::CHECKSUM | Extensions::COVERAGE | Extensions::SEALS | Extensions::COPIES;
-        let checks = checks | Extensions::FENCE;
+        let checks = checks | Extensions::FENCE | Extensions::ESCAPES;
         let has_reserved = log.reserved_bytes == ReservedArea::ALL.map(|area| area.frame_bytes() as u32);
         let has_checksum = log.extensions.contains(Extensions::CHECKSUM);
         let checks = if has_checksum { checks | Extensions::CHECKSUM_CRC32C } else { checks };
@@ -391,8 +393,10 @@ mod tests {
             page[at] ^= 1;
             assert_eq!(ExtensionsLog::bitmap_pages(&page, 3), 0, "pages of another size, byte {at}");
         }
-        let all = Extensions::from_bits_retain(0x7F);
-        assert_eq!(changed(16, 0xFF), all, "later bits mean nothing yet");
+        let all = Extensions::from_bits_retain(0xFF);
+        assert_eq!(changed(16, 0xFF), all, "every bit has a meaning");
+        assert_eq!(changed(18, 0xFF), Extensions::CHECKSUM | Extensions::RESERVED, "later bits mean nothing yet");
+        assert_eq!(changed(16, 0x80), Extensions::ESCAPES);
         assert_eq!(changed(16, 0x20), Extensions::NONE, "a kind of a command that is not there");
         assert_eq!(changed(16, 0x21), Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C);
         assert_eq!((changed(17, 0x81).older(), changed(18, 1).older(), changed(17, 0).older()), (0x81, 0, 0));

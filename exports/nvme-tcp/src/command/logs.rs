@@ -137,7 +137,8 @@ fn extensions(namespace: &Namespace) -> Extensions {
         | Extensions::COVERAGE
         | Extensions::FENCE
         | if_so(abilities.seals, Extensions::SEALS)
-        | if_so(abilities.copies, Extensions::COPIES);
+        | if_so(abilities.copies, Extensions::COPIES)
+        | if_so(namespace.format().is_some(), Extensions::ESCAPES);
     known.with_older(abilities.freshness.bits())
 }
 

@@ -114,3 +114,62 @@ fn a_tag_that_a_host_does_not_expect_leaves_no_trace_of_damage() {
         assert_eq!(listed(&mut admin).await, [(3, None)]);
     });
 }
+
+/// Blocks 0 to 7 have tags, 8 to 15 were never written.
+#[test]
+fn blocks_that_disable_checks_fail_only_where_the_command_says_so() {
+    run(|| async {
+        let format = PiFormat::new(GuardKind::Crc64, ProtectionType::Type1, 16).unwrap();
+        let Shown { served, .. } = serve_shown(format);
+        let (mut admin, mut io) = Queue::pair(served.address, false).await;
+        let app = Prchk::APPLICATION_TAG;
+        let check = |storage, app_tag, checks_escapes, blocks| {
+            let protection =
+                ProtectionInfo { stc: true, checks_escapes, ..command(format, app, app_tag, 0).protection };
+            BlockCommand { protection: protection.with_tags(format, storage, 0), ..blocks }
+        };
+        let write = IoCommand::Write(check(9, 7, false, blocks(0, COUNT)));
+        io.io(OWN, write, Data::Write(pattern(COUNT as usize * 4096, 1))).await.ok();
+        for (storage, app_tag, escapes, range, status, lba) in [
+            (9, 7, true, (0, 8), 0, 0),
+            (9, 7, false, (0, 16), 0, 0),
+            (9, 7, true, (0, 16), 0x283, 8),
+            (9, 7, true, (12, 1), 0x283, 12),
+            (9, 8, true, (3, 2), 0x283, 3),
+            (8, 7, true, (2, 9), 0x288, 2),
+        ] {
+            let asked = check(storage, app_tag, escapes, blocks(range.0, range.1));
+            for asked in [IoCommand::Verify(asked), checksum(asked)] {
+                let found = io.io(OWN, asked, Data::None).await.status();
+                assert_eq!(found, status, "{app_tag} {storage} {escapes} {range:?}");
+                assert!(status == 0 || admin.newest_error().await.lba == lba, "{range:?}");
+            }
+        }
+        // Bit 25 of a Read is reserved, and of Write Zeroes it is DEAC.
+        let mut read = IoCommand::Read(check(9, 7, true, blocks(0, 16))).encode(OWN).unwrap();
+        read.cdw12 |= zerocopy::little_endian::U32::new(1 << 25);
+        assert_eq!(io.call(read, Data::Read(16 * 4096)).await.status(), 0);
+        assert_eq!((listed(&mut admin).await, media_errors(&mut admin).await), (Vec::new(), 0), "no damage");
+    });
+}
+
+#[test]
+fn a_namespace_without_visible_tags_refuses_the_check_of_blocks_that_disable_checks() {
+    run(|| async {
+        let served = serve_with(short(), |subsystem| subsystem);
+        let (mut admin, mut io) = Queue::pair(served.address, false).await;
+        for nsid in [PLAIN, BARE, PROTECTED] {
+            let protection = ProtectionInfo { checks_escapes: true, ..ProtectionInfo::NONE };
+            let asked = BlockCommand { protection, ..blocks(0, 4) };
+            for asked in [IoCommand::Verify(asked), checksum(asked)] {
+                let status = io.io(nsid, asked, Data::None).await.status();
+                assert_eq!(status, if nsid == PROTECTED { 0 } else { 0x002 }, "namespace {nsid}");
+                if nsid != PROTECTED {
+                    // Bit 1 of byte 51: bit 25 of dword 12.
+                    assert_eq!(admin.newest_error().await.parameter_error_location, 51 | 1 << 8);
+                }
+            }
+            assert_eq!(io.io(nsid, IoCommand::Verify(blocks(0, 4)), Data::None).await.status(), 0);
+        }
+    });
+}

@@ -163,7 +163,8 @@ fn the_extensions_page_describes_each_namespace_and_the_effects_list_the_command
         let small = Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C | Extensions::COVERAGE | Extensions::FENCE;
         let bare = small | Extensions::RESERVED;
         let sealed = bare | Extensions::SEALS;
-        for (nsid, has) in [(PLAIN, sealed), (PROTECTED, sealed), (BARE, bare), (SMALL, small), (FIXED, bare)] {
+        let shown = sealed | Extensions::ESCAPES;
+        for (nsid, has) in [(PLAIN, sealed), (PROTECTED, shown), (BARE, bare), (SMALL, small), (FIXED, bare)] {
             let ask = GetLogPage { nsid, ..GetLogPage::new(0xC1, 64) };
             let page = admin.call(ask.encode(), Data::Read(64)).await.ok().data;
             assert_eq!(ExtensionsLog::read(&page, nsid), has, "namespace {nsid}");

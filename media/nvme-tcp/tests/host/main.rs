@@ -3,6 +3,7 @@
 mod common;
 mod connections;
 mod coverage;
+mod expectations;
 mod extensions;
 mod formats;
 mod fused;

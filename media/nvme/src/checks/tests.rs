@@ -68,6 +68,27 @@ fn what_a_command_cannot_say_is_told() {
 }
 
 #[test]
+fn escaped_blocks_are_checked_by_a_verify_where_the_target_offers_that() {
+    let format = format(GuardKind::Crc32c, ProtectionType::Type1);
+    let app_tag = Some(Masked { expected: 7, mask: u16::MAX });
+    let checks = Checks { app_tag, checks_escapes: true, ..Checks::NONE };
+    for (source, offers, is_verify, expected) in [
+        (PiSource::Host, true, true, (true, true)),
+        (PiSource::Host, true, false, (false, false)),
+        (PiSource::Host, false, true, (false, false)),
+        // This host sees no tags, so there is nothing that a caller could expect.
+        (PiSource::Target, true, true, (false, true)),
+    ] {
+        let profile = NamespaceProfile { checks_escapes: offers, ..profile_of(BlockSize::B4096, format, source) };
+        let (info, says_all) = profile.read_checks(extent(10, 4), &checks, is_verify);
+        assert_eq!((info.checks_escapes, says_all), expected, "{source:?} {offers} {is_verify}");
+        let (info, says_all) =
+            profile.read_checks(extent(10, 4), &Checks { checks_escapes: false, ..checks }, is_verify);
+        assert_eq!((info.checks_escapes, says_all), (false, true), "not asked for");
+    }
+}
+
+#[test]
 fn a_target_that_makes_the_tags_checks_them_too() {
     let format = format(GuardKind::Crc16, ProtectionType::Type1);
     let profile = profile_of(BlockSize::B4096, format, PiSource::Target);

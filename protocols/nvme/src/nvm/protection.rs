@@ -4,6 +4,8 @@
 //! the 16-bit guard (dword 14), 80 for the 32-bit guard (dword 2 bits 15:0, dword 3, dword 14), 48 for the 64-bit guard
 //! (dword 3 bits 15:0, dword 14). The storage tag is the more significant part. The space is kept as it came, as one
 //! 80-bit number, and divided when the format is known (NVM, "End-to-end Data Protection").
+//!
+//! One bit is not of the specification: CEB, see [`ProtectionInfo::checks_escapes`].
 
 use sealblock_integrity::{Checks, Masked, PiFormat, ProtectionType, Tags};
 use sealblock_units::Lba;
@@ -11,6 +13,7 @@ use zerocopy::little_endian::U32;
 
 use crate::command::Command;
 use crate::error::Invalid;
+use crate::opcodes::IoOpcode;
 use crate::wire::{bit, flags};
 
 flags! {
@@ -56,12 +59,22 @@ pub struct ProtectionInfo {
     pub lbat: u16,
     /// LBATM or ELBATM: the bits of the application tag that count.
     pub lbatm: u16,
+    /// CEB: blocks whose tuples disable checks are checked, too. Only of Verify and Checksum, and sealblock's own: see
+    /// [`crate::extensions::Extensions::ESCAPES`].
+    pub checks_escapes: bool,
 }
 
 impl ProtectionInfo {
     /// Nothing inserted, nothing checked.
-    pub const NONE: ProtectionInfo =
-        ProtectionInfo { pract: false, prchk: Prchk::NONE, stc: false, space: TagSpace(0), lbat: 0, lbatm: 0 };
+    pub const NONE: ProtectionInfo = ProtectionInfo {
+        pract: false,
+        prchk: Prchk::NONE,
+        stc: false,
+        space: TagSpace(0),
+        lbat: 0,
+        lbatm: 0,
+        checks_escapes: false,
+    };
 
     /// The same with these tags, each cut to the bits that the format gives it.
     pub const fn with_tags(mut self, format: PiFormat, storage_tag: u64, reference_tag: u64) -> ProtectionInfo {
@@ -93,7 +106,7 @@ impl ProtectionInfo {
                 .then_some(Masked { expected: self.lbat, mask: self.lbatm }),
             storage_tag: (self.stc && has_storage_tag).then_some(Masked { expected, mask }),
             initial_ref_tag: self.prchk.contains(Prchk::REFERENCE_TAG).then(|| self.reference_tag(format)),
-            checks_escapes: false,
+            checks_escapes: self.checks_escapes,
         }
     }
 
@@ -104,9 +117,11 @@ impl ProtectionInfo {
 
     /// Whether the fields fit the format: Type 1 wants a checked reference tag to be the low bits of the address, and
     /// Type 3 wants none checked. A namespace without protection information takes anything, for there the fields
-    /// mean nothing (NVM, "Protection Information Types").
+    /// mean nothing (NVM, "Protection Information Types"). Only CEB is refused there: its blocks have nothing to check.
     pub fn validate(&self, format: Option<PiFormat>, start: Lba) -> Result<(), Invalid> {
-        let Some(format) = format else { return Ok(()) };
+        let Some(format) = format else {
+            return if self.checks_escapes { Err(Invalid::field("CEB", 12, CEB_BIT)) } else { Ok(()) };
+        };
         if !self.prchk.contains(Prchk::REFERENCE_TAG) {
             return Ok(());
         }
@@ -141,6 +156,7 @@ impl ProtectionInfo {
             space: TagSpace::from_bits(space),
             lbat: cdw15 as u16,
             lbatm: (cdw15 >> 16) as u16,
+            checks_escapes: bit(cdw12, u32::from(CEB_BIT)) && has_ceb(command.opcode),
             ..ProtectionInfo::NONE
         };
         tags.with_prinfo(cdw12 >> 26)
@@ -150,10 +166,20 @@ impl ProtectionInfo {
     pub(crate) fn encode(&self, command: &mut Command) {
         command.cdw2 = U32::new((self.space.0 >> 64) as u32 & 0xFFFF);
         command.cdw3 = U32::new((self.space.0 >> 32) as u32);
-        command.cdw12 |= U32::new(self.prinfo() << 26 | u32::from(self.stc) << 24);
+        let ceb = self.checks_escapes && has_ceb(command.opcode);
+        command.cdw12 |= U32::new(self.prinfo() << 26 | u32::from(ceb) << CEB_BIT | u32::from(self.stc) << 24);
         command.cdw14 = U32::new(self.space.0 as u32);
         command.cdw15 = U32::new(u32::from(self.lbatm) << 16 | u32::from(self.lbat));
     }
+}
+
+/// CEB in command dword 12: reserved in Verify, and free in Checksum. In Write Zeroes the same bit is DEAC, which
+/// deallocates blocks, so no other command ever gets it from here.
+const CEB_BIT: u8 = 25;
+
+/// True if commands with this opcode have the field CEB.
+fn has_ceb(opcode: u8) -> bool {
+    opcode == IoOpcode::Verify.code() || opcode == IoOpcode::Checksum.code()
 }
 
 #[cfg(test)]
@@ -209,6 +235,25 @@ mod tests {
         assert_eq!(dwords(info), [0, 0, 0x3100_0000, 0, 0xABCD_1234]);
         let info = ProtectionInfo { prchk: Prchk::APPLICATION_TAG | Prchk::REFERENCE_TAG, ..ProtectionInfo::NONE };
         assert_eq!(dwords(info), [0, 0, 0x0C00_0000, 0, 0]);
+    }
+
+    #[test]
+    fn ceb_stands_in_dword_12_of_commands_that_check_and_nowhere_else() {
+        let info = ProtectionInfo { checks_escapes: true, ..ProtectionInfo::NONE };
+        for opcode in 0..=255 {
+            let mut command = Command::new(opcode, 1);
+            info.encode(&mut command);
+            let has = opcode == 0x0C || opcode == 0xC0;
+            assert_eq!(command.cdw12.get(), if has { 0x0200_0000 } else { 0 }, "opcode {opcode:#04x}");
+            // DEAC of Write Zeroes, and reserved in the others.
+            command.cdw12 = U32::new(0x0200_0000);
+            assert_eq!(ProtectionInfo::decode(&command).checks_escapes, has, "opcode {opcode:#04x}");
+        }
+        let format = format(GuardKind::Crc32c, ProtectionType::Type1, 16);
+        assert!(info.checks(format, u64::MAX).checks_escapes);
+        assert_eq!(info.validate(Some(format), Lba::ZERO), Ok(()));
+        assert_eq!(info.validate(None, Lba::ZERO), Err(Invalid::field("CEB", 12, 25)));
+        assert_eq!(ProtectionInfo::NONE.validate(None, Lba::ZERO), Ok(()));
     }
 
     #[test]

@@ -235,7 +235,8 @@ fn any_protection() -> impl Strategy<Value = ProtectionInfo> {
     (any::<bool>(), 0..8_u8, any::<bool>(), any::<u128>(), any::<u16>(), any::<u16>()).prop_map(
         |(pract, prchk, stc, space, lbat, lbatm)| {
             let prchk = Prchk::from_bits_retain(prchk);
-            ProtectionInfo { pract, prchk, stc, space: TagSpace::from_bits(space), lbat, lbatm }
+            let space = TagSpace::from_bits(space);
+            ProtectionInfo { pract, prchk, stc, space, lbat, lbatm, ..ProtectionInfo::NONE }
         },
     )
 }
@@ -270,7 +271,10 @@ fn any_command() -> impl Strategy<Value = IoCommand> {
         any_blocks().prop_map(IoCommand::Read),
         any_blocks().prop_map(|blocks| IoCommand::WriteUncorrectable(blocks.extent)),
         any_blocks().prop_map(IoCommand::Compare),
-        any_blocks().prop_map(IoCommand::Verify),
+        (any_blocks(), any::<bool>()).prop_map(|(mut blocks, checks_escapes)| {
+            blocks.protection.checks_escapes = checks_escapes;
+            IoCommand::Verify(blocks)
+        }),
         any_copy().prop_map(IoCommand::Copy),
         (any_blocks(), any::<bool>(), any::<bool>()).prop_map(|(mut blocks, deallocate, whole_namespace)| {
             if whole_namespace {
