@@ -5,6 +5,9 @@
 //! counts, and the first one is rewritten from it, data and tags. If none has it, the expectation is not met, and
 //! nothing is written.
 //!
+//! Who demands that blocks were written ([`Checks::checks_escapes`]) has met a copy that was not as expected. Another turn
+//! would go to another replica, so all of them are checked then, and those that have lost the write are healed.
+//!
 //! Invariants:
 //! - All of it happens under the lock of the blocks, so that replicas do not differ just because one has executed a
 //!   change before the other. Where a crash may have left them different, they are reconciled first.
@@ -206,6 +209,9 @@ impl<C: Clock> Mirror<C> {
             };
             rest = behind(run, done);
         }
+        if is_strict(&expectations) {
+            self.find_faulty(&mut search).await;
+        }
         let repaired = if self.is_read_only { 0 } else { self.repair_faulty(&search, &parts, &conflicts).await };
         let gone = lost.iter().filter(|bad| bad.cause != BadBlockCause::Conflict).count();
         self.lost_blocks.set(self.lost_blocks.get() + gone as u64);
@@ -243,6 +249,23 @@ impl<C: Clock> Mirror<C> {
             (Some(error), ..) => Ok(Found::Unexpected(error)),
             (None, Some(bad), _) => Ok(Found::Lost(bad)),
             (None, None, failed) => Err(failed.unwrap_or_else(|| self.no_replica())),
+        }
+    }
+
+    /// Finds the replicas that were not asked, and do not have all blocks as expected.
+    async fn find_faulty(&self, search: &mut Search<'_>) {
+        let expected = search.expected(search.extent);
+        for (at, replica) in search.replicas.iter().enumerate() {
+            if self.is_read_only || search.faulty.contains(&at) || !replica.is_readable() {
+                continue;
+            }
+            let Err(error) = replica.execute(Request::verify(search.extent, expected)).await else { continue };
+            match error.kind() {
+                ErrorKind::Expectation { .. } | ErrorKind::Integrity(_) => {
+                    search.faulty.insert(at);
+                }
+                _ => self.fail_if_unreachable(replica, &error),
+            }
         }
     }
 
@@ -419,6 +442,11 @@ fn unexpected_blocks(
         }
     }
     unexpected
+}
+
+/// True if the caller demands that blocks were written.
+pub(crate) fn is_strict(expectations: &Expectations) -> bool {
+    expectations.checks().checks_escapes
 }
 
 /// A copy whose tag is not as expected, as a bad block.

@@ -12,6 +12,7 @@ use sealblock_units::{Extent, Lba};
 
 use crate::mirror::replica::Replica;
 use crate::mirror::{Mirror, Mutation, Replicas};
+use crate::requests::expected::is_strict;
 use crate::requests::reconcile::FoundBlocks;
 
 /// Bad blocks that a read met, by replica.
@@ -28,8 +29,8 @@ impl<C: Clock> Mirror<C> {
             return check_expectations(extent, self.read_nosync(extent).await?, expectations);
         }
         let expects = self.expects_tags(expectations);
-        if expects && self.refuse_conflicts(extent).is_err() {
-            // What is expected may tell which copy counts.
+        if expects && (is_strict(expectations) || self.refuse_conflicts(extent).is_err()) {
+            // What is expected tells which copies count, if they differ.
             return self.read_expected(extent, expectations, None).await;
         }
         self.refuse_conflicts(extent)?;
@@ -72,6 +73,9 @@ impl<C: Clock> Mirror<C> {
     pub(crate) fn try_read(&self, request: &Request) -> Option<Outcome> {
         let extent = request.extent()?;
         if self.range_lock.is_locked(extent.into()) || self.is_nosync(extent) || !self.conflicts.borrow().is_empty() {
+            return None;
+        }
+        if is_strict(&request.expectations()) {
             return None;
         }
         // A read that meets bad blocks starts over, and repairs them.

@@ -105,8 +105,9 @@ fn a_lost_write_on_one_replica_is_answered_from_another_and_healed_with_data_and
             for expected in [tag(6), lenient(6)] {
                 let (replicas, mirror) = mirror_of(count);
                 put(&*replicas[lost].memory, extent(3, 1), 5);
-                // Each replica is the first one in turn.
-                for _ in 0..4 {
+                // Each replica is the first one in turn; but who demands that blocks were written has met the other copy.
+                let turns = if expected == tag(6) { 1 } else { 4 };
+                for _ in 0..turns {
                     assert!(expect(&mirror, extent(0, 16), expected).unwrap() == content(extent(0, 16), 6));
                 }
                 assert_eq!(repaired(&mirror), 1);
@@ -246,7 +247,7 @@ fn a_write_that_comes_before_the_search_is_not_undone_by_it() {
     let hold = |holds| replicas.iter().for_each(|replica| replica.holds_requests.set(holds));
     hold(true);
     // The reader has asked a replica for the block when the write begins.
-    let mut reader = Box::pin(mirror.execute(Request::read(at, tag(6))));
+    let mut reader = Box::pin(mirror.execute(Request::read(at, lenient(6))));
     assert!(reader.as_mut().now_or_never().is_none());
     let mut writer = Box::pin(mirror.execute(numbered(at, 7)));
     assert!(writer.as_mut().now_or_never().is_none());
