@@ -1,6 +1,7 @@
 //! A mirror as a device: which function executes a request; and how it is closed.
 
 pub(crate) mod change;
+pub(crate) mod expected;
 pub(crate) mod read;
 pub(crate) mod reconcile;
 pub(crate) mod stale;

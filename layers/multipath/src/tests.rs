@@ -6,9 +6,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use sealblock_block::{Device, DeviceOpener, Durability, DynDevice, ErrorKind, Gate, Request, Response};
+use sealblock_block::{Device, DeviceOpener, Durability, DynDevice, ErrorKind, Expectations, Gate, Request, Response};
+use sealblock_integrity::{Checks, Field, GuardKind, Masked, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
-use sealblock_units::{BlockSize, Extent};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::*;
 use harness::{Harness, Mode, POLICY, byte, read, write};
@@ -354,4 +356,46 @@ fn the_worker_ends_with_the_layer() {
     assert!(futures_util::FutureExt::now_or_never(run.as_mut()).is_none());
     drop(layer);
     assert!(futures_util::FutureExt::now_or_never(run).is_some());
+}
+
+/// The device compares the tags, and what it finds is final.
+#[test]
+fn expectations_of_tags_reach_the_device_on_every_path_and_fail_none() {
+    let format = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
+    let harness = Harness::to(MemoryDevice::new(BlockSize::B4096, 100, Some(format)), 2, POLICY, |_, _| None);
+    let extent = |start, blocks| Extent::from_raw(start, blocks).unwrap();
+    let tags = Tags { app_tag: 5, storage_tag: 0, initial_ref_tag: 0 };
+    let data = Sealed::seal(Slice::copy_from(&[1; 8 * 4096]), BlockSize::B4096, Some(format), &tags);
+    let written = harness.run(harness.layer.execute(Request::write(extent(0, 8), data, Durability::Volatile))).0;
+    assert!(written.is_ok());
+    let expect = |expected, checks_escapes| {
+        let app_tag = Some(Masked { expected, mask: u16::MAX });
+        Expectations::new(Checks { app_tag, checks_escapes, ..Checks::NONE })
+    };
+    let unexpected = |lba, expected, actual| {
+        Some(ErrorKind::Expectation { lba: Lba::new(lba), field: Field::AppTag, expected, actual })
+    };
+    for (blocks, expectations, failure) in [
+        (8, expect(5, true), None),
+        (10, expect(5, false), None),
+        (10, expect(5, true), unexpected(8, 5, 0xFFFF)),
+        (8, expect(6, true), unexpected(0, 6, 5)),
+    ] {
+        // Each path in turn.
+        for _ in 0..2 {
+            for request in
+                [Request::read(extent(0, blocks), expectations), Request::verify(extent(0, blocks), expectations)]
+            {
+                let found = harness.run(harness.layer.execute(request)).0;
+                assert_eq!(found.err().map(|error| error.into_kind()), failure);
+            }
+        }
+    }
+    assert_eq!(harness.live(), [true, true]);
+    assert!(
+        harness.requests().iter().all(|requests| *requests >= 8),
+        "no request is repeated: {:?}",
+        harness.requests()
+    );
+    assert_eq!(harness.requests().iter().sum::<u64>(), 17);
 }

@@ -12,7 +12,7 @@ use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, Durability, Error, ErrorKind, Expectations, Gate,
     Geometry, Limits, MemberPath, Outcome, Request, RequestKind, Response,
 };
-use sealblock_integrity::{ChecksumKind, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_integrity::{Checks, ChecksumKind, Field, GuardKind, Masked, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent, Lba};
@@ -372,4 +372,44 @@ fn unchecked_blocks_are_reported_with_their_member_and_the_stripes_addresses() {
     }
     let within = extent(0, 4);
     assert!(told(Request::verify(within, Expectations::NONE)).is_complete(), "the first member checked every block");
+}
+
+#[test]
+fn members_compare_the_tags_that_are_expected_and_failures_have_the_addresses_of_the_stripe() {
+    let (gate, members) = stripe(3, 4, Some(TYPE1));
+    write(&gate, extent(0, 100), 1);
+    let expect = |expected, checks_escapes| {
+        let app_tag = Some(Masked { expected, mask: u16::MAX });
+        Expectations::new(Checks { app_tag, checks_escapes, ..Checks::full(TYPE1, Lba::new(0)) })
+    };
+    let unexpected = |lba, expected, actual| {
+        Some(ErrorKind::Expectation { lba: Lba::new(lba), field: Field::AppTag, expected, actual })
+    };
+    let both = |at, expectations, failure: Option<ErrorKind>| {
+        for request in [Request::read(at, expectations), Request::verify(at, expectations)] {
+            assert_eq!(run(&gate, request).err().map(Error::into_kind), failure, "{at}");
+        }
+    };
+    both(extent(0, 100), expect(3, true), None);
+    both(extent(0, 192), expect(3, false), None);
+    both(extent(0, 100), expect(4, true), unexpected(0, 4, 3));
+    // Blocks 4 to 7 are the first ones of the second member, 16 to 19 its next ones.
+    let other = |lba, app_tag| {
+        let tags = Tags { app_tag, storage_tag: 0, initial_ref_tag: lba };
+        let data = Sealed::seal(Slice::copy_from(&[9; 512]), BlockSize::B512, Some(TYPE1), &tags);
+        run(&members[1], Request::write(extent(lba, 1), data, Durability::Volatile)).unwrap();
+    };
+    other(5, 7);
+    both(extent(0, 100), expect(3, true), unexpected(17, 3, 7));
+    other(2, 8);
+    both(extent(0, 100), expect(3, true), unexpected(6, 3, 8));
+    // A block that was never written: its tuple is all ones, also the guard, which is compared no earlier than asked for.
+    let app_tag = Some(Masked { expected: 3, mask: u16::MAX });
+    let only_app = Expectations::new(Checks { app_tag, checks_escapes: true, ..Checks::NONE });
+    both(extent(90, 20), only_app, unexpected(100, 3, 0xFFFF));
+    both(extent(90, 20), Expectations::new(Checks { checks_escapes: false, ..*only_app.checks() }), None);
+    // The reference tags that a requester expects begin with its own address.
+    let shifted = Expectations::new(Checks { initial_ref_tag: Some(21), ..Checks::NONE });
+    let failure = ErrorKind::Expectation { lba: Lba::new(20), field: Field::RefTag, expected: 21, actual: 20 };
+    both(extent(20, 8), shifted, Some(failure));
 }

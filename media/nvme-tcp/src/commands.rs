@@ -165,6 +165,9 @@ impl Namespace for Io {
         let len_bytes = self.codec.read_bytes(extent);
         let command = self.encode(IoCommand::Read(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
         let build = |session: &Session| {
+            if protection.checks_escapes {
+                session.offers(Extensions::ESCAPES, RequestKind::Read)?;
+            }
             let (buffer, shape) = (session.pool().take(len_bytes), self.codec.crc_layout.clone());
             Ok((command, HostData::Read { buffer, layout: shape }))
         };

@@ -57,6 +57,9 @@ pub trait Namespace {
     fn profile(&self) -> &NamespaceProfile;
 
     /// Executes one Read.
+    ///
+    /// # Errors
+    /// As [`Namespace::execute_once`].
     fn read_once(
         &self,
         extent: Extent,

@@ -32,7 +32,13 @@ impl<N: Namespace> Requests<'_, N> {
         let completed = self.0.read_once(extent, protection).await?;
         let status = completed.status();
         if status.is_success() {
-            return self.0.check_read(extent, expectations, completed);
+            let outcome = self.0.check_read(extent, expectations, completed);
+            return match outcome {
+                Err(error) if profile.abilities.copies && matches!(error.kind(), ErrorKind::Expectation { .. }) => {
+                    self.read_other_copy(extent, expectations, error).await
+                }
+                outcome => outcome,
+            };
         }
         let Some(cause) = bad_block_cause(status) else {
             return Err(self.0.failed(RequestKind::Read, Some(extent), &completed));
@@ -50,6 +56,18 @@ impl<N: Namespace> Requests<'_, N> {
             Some(bad_blocks) => bad_blocks.into(),
             None => self.0.failed(RequestKind::Read, Some(extent), &completed),
         })
+    }
+
+    /// Reads blocks of which one copy is not as expected, where the target has several: it compares them itself this time,
+    /// and may have another copy.
+    async fn read_other_copy(&self, extent: Extent, expectations: &Expectations, unexpected: Error) -> Outcome {
+        let Some(protection) = self.checks_in_place(extent, expectations) else { return Err(unexpected) };
+        match self.0.read_once(extent, protection).await {
+            Ok(completed) if completed.status().is_success() => self.0.check_read(extent, expectations, completed),
+            Ok(_) => Err(unexpected),
+            Err(error) if is_no_longer_offered(&error) => Err(unexpected),
+            Err(error) => Err(error),
+        }
     }
 
     /// The command that searches for bad blocks.

@@ -27,7 +27,7 @@ flags! {
         CHECKSUM_CRC32C = 5,
         /// The feature End Controller, by which a host ends its lost controller and has nothing of it executed any more.
         FENCE = 6,
-        /// A Verify or Checksum with the field CEB also checks blocks whose tuples disable checks.
+        /// A Read, Verify or Checksum with the field CEB also checks blocks whose tuples disable checks.
         ESCAPES = 7,
     }
 }

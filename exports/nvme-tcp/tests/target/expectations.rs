@@ -145,10 +145,15 @@ fn blocks_that_disable_checks_fail_only_where_the_command_says_so() {
                 assert!(status == 0 || admin.newest_error().await.lba == lba, "{range:?}");
             }
         }
-        // Bit 25 of a Read is reserved, and of Write Zeroes it is DEAC.
-        let mut read = IoCommand::Read(check(9, 7, true, blocks(0, 16))).encode(OWN).unwrap();
-        read.cdw12 |= zerocopy::little_endian::U32::new(1 << 25);
-        assert_eq!(io.call(read, Data::Read(16 * 4096)).await.status(), 0);
+        // A Read makes the same checks.
+        for (escapes, status) in [(false, 0), (true, 0x283)] {
+            let read = IoCommand::Read(check(9, 7, escapes, blocks(0, 16)));
+            assert_eq!(io.io(OWN, read, Data::Read(16 * 4096)).await.status(), status);
+        }
+        // In Compare the bit is reserved.
+        let mut compare = IoCommand::Compare(check(9, 7, false, blocks(8, 1))).encode(OWN).unwrap();
+        compare.cdw12 |= zerocopy::little_endian::U32::new(1 << 25);
+        assert_eq!(io.call(compare, Data::Write(vec![0; 4096])).await.status(), 0);
         assert_eq!((listed(&mut admin).await, media_errors(&mut admin).await), (Vec::new(), 0), "no damage");
     });
 }

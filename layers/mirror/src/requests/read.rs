@@ -1,6 +1,5 @@
 //! Reads of a mirror's blocks. A read goes to one replica; blocks that are bad there are read from another one and
-//! rewritten (read-repair). The caller's expectations of tags are checked last, on good blocks: they make no replica's
-//! block bad.
+//! rewritten (read-repair). A read with expectations of tags that one replica does not meet goes on in `expected.rs`.
 
 use std::rc::Rc;
 
@@ -13,6 +12,7 @@ use sealblock_units::{Extent, Lba};
 
 use crate::mirror::replica::Replica;
 use crate::mirror::{Mirror, Mutation, Replicas};
+use crate::requests::expected::is_strict;
 use crate::requests::reconcile::FoundBlocks;
 
 /// Bad blocks that a read met, by replica.
@@ -28,6 +28,11 @@ impl<C: Clock> Mirror<C> {
         if self.is_read_only && self.is_nosync(extent) {
             return check_expectations(extent, self.read_nosync(extent).await?, expectations);
         }
+        let expects = self.expects_tags(expectations);
+        if expects && (is_strict(expectations) || self.refuse_conflicts(extent).is_err()) {
+            // What is expected tells which copies count, if they differ.
+            return self.read_expected(extent, expectations, None).await;
+        }
         self.refuse_conflicts(extent)?;
         let replicas = self.read_balance(extent);
         let mut met: MetBadBlocks = Vec::new();
@@ -42,10 +47,8 @@ impl<C: Clock> Mirror<C> {
                     self.repair_met(&met).await;
                     return Ok(data);
                 }
-                // The blocks are good, as they are on every other replica.
-                Err(error) if matches!(error.kind(), ErrorKind::Expectation { .. }) => {
-                    self.repair_met(&met).await;
-                    return Err(error);
+                Err(error) if expects && is_about_blocks(&error) => {
+                    return self.read_expected(extent, expectations, Some(replica)).await;
                 }
                 Err(error) => match error.into_bad_blocks() {
                     Ok(bad_blocks) => met.push((replica.clone(), bad_blocks)),
@@ -63,13 +66,16 @@ impl<C: Clock> Mirror<C> {
         let (found, lost) = self.gather(&replicas, extent).await?;
         self.repair_met(&met).await;
         self.lost_blocks.set(self.lost_blocks.get() + lost.len() as u64);
-        check_expectations(extent, join_or_fail(found, lost)?, expectations)
+        join_or_fail(found, lost)
     }
 
     /// Reads blocks in place, where no reader has to wait and they are good on the replica whose turn it is.
     pub(crate) fn try_read(&self, request: &Request) -> Option<Outcome> {
         let extent = request.extent()?;
         if self.range_lock.is_locked(extent.into()) || self.is_nosync(extent) || !self.conflicts.borrow().is_empty() {
+            return None;
+        }
+        if is_strict(&request.expectations()) {
             return None;
         }
         // A read that meets bad blocks starts over, and repairs them.
@@ -156,24 +162,31 @@ impl<C: Clock> Mirror<C> {
         others.retain(|other| other.id != replica.id);
         for other in others.iter().filter(|other| other.is_readable()) {
             let Ok(data) = other.read(one).await else { continue };
-            if let Err(error) = replica.put(one, &data).await {
-                if self.in_sync().len() > 1 {
-                    self.fail_replica_if_attached(
-                        replica,
-                        attach_count,
-                        &format!("cannot rewrite a bad block: {error}"),
-                    );
-                }
-                return false;
-            }
-            let is_good =
-                matches!(replica.execute(Request::verify(one, Expectations::NONE)).await, Ok(Response::Verified(_)));
-            if is_good {
-                replica.count_repaired(bad);
-            }
-            return is_good;
+            return self.rewrite(replica, attach_count, (one, &data), bad, Expectations::NONE).await;
         }
         self.accept_if_proven(replica, &others, one).await
+    }
+
+    /// Writes a block as another replica has it; true if it is good, and as expected. The caller has locked it.
+    pub(crate) async fn rewrite(
+        &self,
+        replica: &Replica,
+        attach_count: u64,
+        (one, copy): (Extent, &Sealed),
+        bad: &BadBlock,
+        expected: Expectations,
+    ) -> bool {
+        if let Err(error) = replica.put(one, copy).await {
+            if self.in_sync().len() > 1 {
+                self.fail_replica_if_attached(replica, attach_count, &format!("cannot rewrite a bad block: {error}"));
+            }
+            return false;
+        }
+        let is_good = matches!(replica.execute(Request::verify(one, expected)).await, Ok(Response::Verified(_)));
+        if is_good {
+            replica.count_repaired(bad);
+        }
+        is_good
     }
 
     /// Executes a Compare on every in-sync replica.
@@ -202,6 +215,11 @@ impl<C: Clock> Mirror<C> {
             (None, false) => Err(failed.unwrap_or_else(|| self.no_replica())),
         }
     }
+}
+
+/// True if an error says that blocks are bad, or not as expected.
+fn is_about_blocks(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Expectation { .. } | ErrorKind::Integrity(_))
 }
 
 /// Checks good blocks against the caller's expectations.

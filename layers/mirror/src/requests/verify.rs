@@ -3,7 +3,7 @@
 //!
 //! Replicas are compared by their CRC-64, or in a Checksum by the kind that its client asked for, so that they read their blocks
 //! once. The replicas find bad blocks. Two good copies that differ are a conflict: one replica lost a write, and nothing on
-//! it tells. A copy that was not checked, or that may be out of sync, is reported as unchecked, so that the mirror
+//! it tells, but the tag that a caller expects: then the copies without it are bad. A copy that was not checked, or that may be out of sync, is reported as unchecked, so that the mirror
 //! does not pass for verified.
 
 use std::collections::BTreeSet;
@@ -32,33 +32,39 @@ struct Inspection {
     tally: Tally,
 }
 
+/// Result of checking one replica.
+#[derive(Default)]
+struct Inspected {
+    /// Checksum of its data, if all of it is good and as expected.
+    checksum: Option<u64>,
+    bad: BTreeSet<Lba>,
+    /// Its first block that is not as expected.
+    unexpected: Option<Lba>,
+}
+
 impl Inspection {
-    /// Adds the result of one replica. Returns the checksum of its data if all of it is good, and its bad blocks.
+    /// Adds the result of one replica.
     ///
     /// # Errors
     /// When the replica failed without naming blocks.
-    fn merge(
-        &mut self,
-        replica: &Replica,
-        outcome: Result<Checksum, Error>,
-    ) -> Result<(Option<u64>, BTreeSet<Lba>), Error> {
+    fn merge(&mut self, replica: &Replica, outcome: Result<Checksum, Error>) -> Result<Inspected, Error> {
         match outcome.map_err(Error::into_damage) {
             Ok(checksum) => {
                 self.bytes_transferred += checksum.bytes_transferred;
                 self.tally.coverage.merge(replica.coverage(checksum.coverage));
-                Ok((Some(checksum.value), BTreeSet::new()))
-            }
-            // It has found its blocks good before it says so; they are compared block by block then.
-            Err(Err(error)) if matches!(error.kind(), ErrorKind::Expectation { .. }) => {
-                self.tally.take(error)?;
-                Ok((None, BTreeSet::new()))
+                Ok(Inspected { checksum: Some(checksum.value), ..Inspected::default() })
             }
             Err(Ok((bad_blocks, coverage))) => {
                 self.tally.bad_blocks.extend(bad_blocks.iter().map(|bad| replica.bad_block(bad)));
                 self.tally.coverage.merge(replica.coverage(coverage));
-                Ok((None, bad_blocks.iter().map(|bad| bad.lba).collect()))
+                let bad = bad_blocks.iter().map(|bad| bad.lba).collect();
+                Ok(Inspected { bad, ..Inspected::default() })
             }
-            Err(Err(error)) => Err(error),
+            // It has found its blocks good before it says so; they are compared block by block then.
+            Err(Err(error)) => match *error.kind() {
+                ErrorKind::Expectation { lba, .. } => Ok(Inspected { unexpected: Some(lba), ..Inspected::default() }),
+                _ => Err(error),
+            },
         }
     }
 }
@@ -139,14 +145,15 @@ impl<C: Clock> Mirror<C> {
         let replicas = self.in_sync();
         let mut found = Inspection { checksum: None, bytes_transferred: 0, tally: Tally::default() };
         let mut bad: Vec<BTreeSet<Lba>> = Vec::with_capacity(replicas.len());
-        let (mut crcs, mut asked) = (Vec::with_capacity(replicas.len()), Replicas::new());
+        let (mut crcs, mut asked, mut strays) = (Vec::with_capacity(replicas.len()), Replicas::new(), Vec::new());
         let mut unsettled = self.nosync_parts(extent);
         let mut failure = None;
         for (replica, outcome) in replicas.iter().zip(self.checksum_all(&replicas, extent, kind, expectations).await) {
             match found.merge(replica, outcome) {
-                Ok((crc, bad_lbas)) => {
-                    crcs.extend(crc);
-                    bad.push(bad_lbas);
+                Ok(inspected) => {
+                    crcs.extend(inspected.checksum);
+                    bad.push(inspected.bad);
+                    strays.extend(inspected.unexpected.map(|lba| (asked.len(), lba)));
                     asked.push(replica.clone());
                 }
                 Err(error) => {
@@ -159,7 +166,8 @@ impl<C: Clock> Mirror<C> {
         if asked.is_empty() {
             return Err(failure.unwrap_or_else(|| self.no_replica()));
         }
-        let is_same = crcs.windows(2).all(|pair| pair[0] == pair[1]);
+        let disputed = self.list_disputed(&asked, strays, (extent, &expectations), &mut found.tally, &mut bad).await?;
+        let is_same = crcs.len() == asked.len() && crcs.windows(2).all(|pair| pair[0] == pair[1]);
         match crcs.first() {
             Some(crc) if is_same && found.tally.bad_blocks.is_empty() => found.checksum = Some(*crc),
             _ if asked.len() > 1 => self.compare_extents(&asked, &bad, extent, &mut found.tally.bad_blocks).await?,
@@ -168,6 +176,7 @@ impl<C: Clock> Mirror<C> {
         if failure.is_none() && asked.len() > 1 {
             self.keep_conflicts(extent, &found.tally.bad_blocks);
         }
+        self.refuse_disputed(&asked, &disputed).await;
         self.report_unchecked(&replicas, &asked, extent, &mut found.tally);
         if nosync_count != Some(self.write_intent.nosync_count.get()) {
             unsettled.extend(self.nosync_parts(extent));
@@ -285,6 +294,17 @@ impl<C: Clock> Mirror<C> {
         let known = conflicts.range(extent.start()..=extent.last());
         let bad = known.map(|lba| BadBlock::new(*lba, BadBlockCause::Conflict, None, None)).collect();
         BadBlocks::fail_if_any(bad)
+    }
+
+    /// Copies that differ are a conflict for those who expect nothing, too.
+    async fn refuse_disputed(&self, asked: &Replicas, disputed: &[Lba]) {
+        for lba in disputed {
+            let one = Extent::one(*lba);
+            let _guard = self.range_lock.lock(one.into()).await;
+            if !self.is_nosync(one) && self.differ(asked, one, &mut Vec::new()).await {
+                self.add_conflict(*lba);
+            }
+        }
     }
 
     fn add_conflict(&self, lba: Lba) {

@@ -4,6 +4,7 @@ mod assemble;
 mod coverage;
 mod create;
 mod damage;
+mod expected;
 mod flushes;
 mod hot;
 mod interrupted;

@@ -181,7 +181,17 @@ impl Harness {
 
     /// A harness whose paths can quiesce the target.
     pub(super) fn with(paths: usize, policy: RetryPolicy, quiesce: fn(usize, &TestLink) -> Option<Quiesce>) -> Harness {
-        let memory = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, 1000, None)));
+        Harness::to(MemoryDevice::new(BlockSize::B512, 1000, None), paths, policy, quiesce)
+    }
+
+    /// The same with another device behind them.
+    pub(super) fn to(
+        memory: MemoryDevice,
+        paths: usize,
+        policy: RetryPolicy,
+        quiesce: fn(usize, &TestLink) -> Option<Quiesce>,
+    ) -> Harness {
+        let memory = Rc::new(Gate::new("mem", memory));
         let links: Vec<TestLink> = (0..paths).map(|_| TestLink::to(&memory)).collect();
         let path_config = |(path, link): (usize, &TestLink)| PathConfig {
             source: link.source(),

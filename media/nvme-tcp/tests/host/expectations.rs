@@ -6,12 +6,16 @@ use std::rc::Rc;
 
 use crate::common::fake::{self, Asked, Reply, good};
 use crate::common::*;
-use sealblock_block::{Checksum, Device, Durability, Error, ErrorKind, Expectations, Request, Response, VerifyStats};
-use sealblock_exports_nvme_tcp::PiVisibility;
+use sealblock_block::{
+    Abilities, Checksum, Device, Durability, DynDevice, Error, ErrorKind, Expectations, Geometry, Outcome, Request,
+    Response, VerifyStats,
+};
+use sealblock_exports_nvme_tcp::{Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{
     Checks, ChecksumKind, Field, GuardKind, Masked, PiFormat, PiPosition, ProtectionType, Sealed, Tags,
 };
-use sealblock_media_memory::Corruption;
+use sealblock_layers_cross_core::SharedDevice;
+use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::admin::AdminCommand;
@@ -19,6 +23,8 @@ use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog};
 use sealblock_protocols_nvme::identify::{Lpa, NamespaceFormat};
 use sealblock_protocols_nvme::logs::{LogPage, supported_log_pages};
 use sealblock_protocols_nvme::nvm::{IoCommand, Prchk};
+use sealblock_runtime_reactor::net::Listener;
+use sealblock_runtime_reactor::spawn;
 use sealblock_units::{BlockSize, Extent, Lba};
 
 /// What a filesystem demands of blocks that it has written with this tag.
@@ -196,5 +202,63 @@ fn the_field_goes_only_to_a_target_that_offers_it_now() {
             assert!(matches!(verified, Ok(Response::Verified(VerifyStats { bytes_transferred: 0, .. }))), "{offers:?}");
             assert_eq!(*asked.borrow(), [false], "{offers:?}");
         }
+    });
+}
+
+/// A device with two copies, of which the first one is read unless it is not as expected.
+struct TwoCopies([Rc<MemoryDevice>; 2]);
+
+impl Device for TwoCopies {
+    fn geometry(&self) -> &Geometry {
+        self.0[0].geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { copies: true, ..self.0[0].abilities() }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        match self.0[0].execute(request.clone()).await {
+            Err(error) if matches!(error.kind(), ErrorKind::Expectation { .. }) => self.0[1].execute(request).await,
+            outcome => outcome,
+        }
+    }
+}
+
+#[test]
+fn a_target_with_several_copies_is_told_what_is_expected_of_them_if_one_is_not() {
+    run(|| async {
+        let format = PiFormat::new(GuardKind::Crc64, ProtectionType::Type1, 16).unwrap();
+        let copies = [0, 1].map(|_| memory(BlockSize::B4096, Some(format)));
+        let gate = DynDevice::new("copies", TwoCopies(copies.clone()));
+        let namespace = Namespace::new(SharedDevice::publish(gate), [1; 16]);
+        let namespace = namespace.with_visibility(PiVisibility::Protected).unwrap();
+        let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap();
+        let target = Target::new([subsystem], limits()).unwrap();
+        let listener = Listener::bind((std::net::Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
+        let (address, server) = (listener.local_addr().unwrap(), target.clone());
+        let served = Served { target, address, serving: spawn(async move { server.serve(listener).await }) };
+        let device = open(&served, 1, options()).await;
+        let gates = copies.clone().map(|copy| sealblock_block::Gate::new("copy", copy));
+        for gate in &gates {
+            write_tagged(gate, extent(0, 8), 7, 9).await;
+        }
+        let read = async |expected| device.execute(Request::read(extent(0, 8), expected)).await.map(drop);
+        let commands = || device.device().counters().commands;
+        let before = commands();
+        read(tag(7, 9)).await.unwrap();
+        assert_eq!(commands() - before, 1, "as expected at first");
+        // The first copy has lost a write, and another one altogether.
+        write_tagged(&gates[0], extent(3, 1), 6, 9).await;
+        read(tag(7, 9)).await.unwrap();
+        write_tagged(&gates[0], extent(3, 1), 7, 9).await;
+        gates[0].execute(Request::discard([extent(5, 1)])).await.unwrap();
+        read(tag(7, 9)).await.unwrap();
+        read(lenient(7)).await.unwrap();
+        assert_eq!(commands() - before, 1 + 2 + 2 + 1);
+        // Both have.
+        gates[1].execute(Request::discard([extent(5, 1)])).await.unwrap();
+        assert_eq!(*read(tag(7, 9)).await.unwrap_err().kind(), unexpected(5, Field::AppTag, 7, 0xFFFF));
+        served.target.stop();
     });
 }

@@ -59,7 +59,7 @@ pub struct ProtectionInfo {
     pub lbat: u16,
     /// LBATM or ELBATM: the bits of the application tag that count.
     pub lbatm: u16,
-    /// CEB: blocks whose tuples disable checks are checked, too. Only of Verify and Checksum, and sealblock's own: see
+    /// CEB: blocks whose tuples disable checks are checked, too. Only of Read, Verify and Checksum, and sealblock's own: see
     /// [`crate::extensions::Extensions::ESCAPES`].
     pub checks_escapes: bool,
 }
@@ -173,13 +173,13 @@ impl ProtectionInfo {
     }
 }
 
-/// CEB in command dword 12: reserved in Verify, and free in Checksum. In Write Zeroes the same bit is DEAC, which
+/// CEB in command dword 12: reserved in Read and Verify, and free in Checksum. In Write Zeroes the same bit is DEAC, which
 /// deallocates blocks, so no other command ever gets it from here.
 const CEB_BIT: u8 = 25;
 
 /// True if commands with this opcode have the field CEB.
 fn has_ceb(opcode: u8) -> bool {
-    opcode == IoOpcode::Verify.code() || opcode == IoOpcode::Checksum.code()
+    [IoOpcode::Read, IoOpcode::Verify, IoOpcode::Checksum].iter().any(|with| with.code() == opcode)
 }
 
 #[cfg(test)]
@@ -243,7 +243,7 @@ mod tests {
         for opcode in 0..=255 {
             let mut command = Command::new(opcode, 1);
             info.encode(&mut command);
-            let has = opcode == 0x0C || opcode == 0xC0;
+            let has = [0x02, 0x0C, 0xC0].contains(&opcode);
             assert_eq!(command.cdw12.get(), if has { 0x0200_0000 } else { 0 }, "opcode {opcode:#04x}");
             // DEAC of Write Zeroes, and reserved in the others.
             command.cdw12 = U32::new(0x0200_0000);

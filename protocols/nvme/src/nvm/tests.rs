@@ -268,7 +268,10 @@ fn any_command() -> impl Strategy<Value = IoCommand> {
     prop_oneof![
         Just(IoCommand::Flush),
         any_blocks().prop_map(IoCommand::Write),
-        any_blocks().prop_map(IoCommand::Read),
+        (any_blocks(), any::<bool>()).prop_map(|(mut blocks, checks_escapes)| {
+            blocks.protection.checks_escapes = checks_escapes;
+            IoCommand::Read(blocks)
+        }),
         any_blocks().prop_map(|blocks| IoCommand::WriteUncorrectable(blocks.extent)),
         any_blocks().prop_map(IoCommand::Compare),
         (any_blocks(), any::<bool>()).prop_map(|(mut blocks, checks_escapes)| {
