@@ -17,7 +17,7 @@ use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, Geometry, SUPERBLOCK_BYTES, Superblock, flags};
-use sealblock_integrity::Sealed;
+use sealblock_integrity::{ProtectionType, Sealed};
 use sealblock_runtime_memory::Slice;
 
 use crate::chunk_map::Place;
@@ -405,6 +405,10 @@ impl DeviceSet {
 pub fn why_unprotected(device: &DynDevice) -> Option<&'static str> {
     match device.geometry().protection {
         None => Some("it shows no protection information"),
+        // Otherwise a block of the same transaction could have been written to the wrong place.
+        Some(format) if format.protection() != ProtectionType::Type1 => {
+            Some("its protection information is not of Type 1, which alone shows the address of a block")
+        }
         Some(_) => (!device.abilities().seals).then_some("it does not check its protection information"),
     }
 }

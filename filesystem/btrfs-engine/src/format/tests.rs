@@ -199,9 +199,14 @@ fn without_checksums_every_profile_gives_a_filesystem_that_tags_prove() {
     }
     // The same bytes without tags, and on a device that cannot have any, are not proven.
     let image = format(&FormatOptions { checksum: ChecksumType::None, ..options(1) }, &devices(&[200 * MIB])).unwrap();
-    for (protection, why) in
-        [(Some(PROTECTION), "it has lost the tags of its blocks"), (None, "it shows no protection information")]
-    {
+    let of_type = |protection| Some(PiFormat::with_default_storage_tag(GuardKind::Crc32c, protection));
+    let no_address = "its protection information is not of Type 1, which alone shows the address of a block";
+    for (protection, why) in [
+        (Some(PROTECTION), "it has lost the tags of its blocks"),
+        (None, "it shows no protection information"),
+        (of_type(ProtectionType::Type2), no_address),
+        (of_type(ProtectionType::Type3), no_address),
+    ] {
         let disks = Disks::with(&[200 * MIB], protection);
         for write in [&image.nodes, &image.mirrors, &image.superblocks].into_iter().flatten() {
             disks.write(write.devid, write.offset, &write.bytes, None);

@@ -121,6 +121,20 @@ fn every_state_without_checksums_has_what_was_promised() {
     }
 }
 
+/// A place may have what a transaction left that was lost in the first cut. No tag of it is ever right again.
+#[test]
+fn every_state_without_checksums_after_two_power_cuts_has_what_was_promised() {
+    let images = images_without_checksums(2, 128, FormatOptions { metadata: Profile::Raid1, ..format_options() });
+    let (recorder, histories) = Run::new(44, 60).random(images, Histories::new(1, Vec::new(), Vec::new()));
+    let states = CrashStates::new(recorder.log(), &of_units(crash_options(44, share(12))));
+    for state in states.iter() {
+        let (found, _) = Examiner::default().examine(&state.images, &state);
+        histories.judge(&found, &crate::history::Moment::of(&state)).unwrap_or_else(|why| panic!("{state}: {why}"));
+        let again = Run::new(45 + state.index as u64, 25).random(state.images.clone(), histories.adopt(&found));
+        judge_with(None, &again, &of_units(crash_options(45, 200)), "no checksums, after another power cut");
+    }
+}
+
 #[test]
 fn every_state_on_mirrors_and_stripes_has_what_was_promised() {
     random_run((2, &["-m", "raid1", "-d", "raid1", "--csum", "xxhash"]), (24, 120, 3000));

@@ -243,13 +243,21 @@ impl Disks {
         block_on(self.open_as(through))
     }
 
+    /// Opens it in a certain way.
+    pub fn open_with(&self, options: OpenOptions) -> Filesystem {
+        block_on(Filesystem::open(self.candidates(DynDevice::new), options)).unwrap()
+    }
+
     async fn open_as(&self, through: impl Fn(String, Rc<MemoryDevice>) -> DynDevice) -> Filesystem {
+        Filesystem::open(self.candidates(through), OpenOptions::default()).await.unwrap()
+    }
+
+    fn candidates(&self, through: impl Fn(String, Rc<MemoryDevice>) -> DynDevice) -> Vec<Candidate> {
         let candidate = |(index, memory): (usize, &Rc<MemoryDevice>)| {
             let name = format!("memory {index}");
             Candidate { device: through(name.clone(), Rc::clone(memory)), name }
         };
-        let candidates = self.memory.iter().enumerate().map(candidate).collect();
-        Filesystem::open(candidates, OpenOptions::default()).await.unwrap()
+        self.memory.iter().enumerate().map(candidate).collect()
     }
 
     /// A device.

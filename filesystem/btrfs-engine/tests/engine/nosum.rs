@@ -7,7 +7,7 @@ use sealblock_block::DynDevice;
 use sealblock_btrfs::check::{CheckOptions, Verdict, WhyNotChecked, check};
 use sealblock_btrfs::tags::{tag_of, tags_of};
 use sealblock_btrfs::verify::{self, Mode, Report, Unwatched, VerifyOptions, WhyUnchecked};
-use sealblock_btrfs::{CopyFault, Filesystem, FsError, Place, TreeRoot};
+use sealblock_btrfs::{CopyFault, Filesystem, FsError, OpenOptions, Place, RootSource, RootsFrom, TreeRoot};
 use sealblock_btrfs_engine::data::FilePlace;
 use sealblock_btrfs_engine::engine::{Engine, EngineError, EngineOptions};
 use sealblock_btrfs_engine::format::FormatOptions;
@@ -394,6 +394,34 @@ fn data_and_nodes_share_block_groups_without_checksums() {
     let reference = Key::new(256, ItemType::INODE_ITEM, 0);
     let tree = block_on(filesystem.tree(ROOT)).unwrap().unwrap();
     assert!(block_on(filesystem.cursor(tree, reference..=reference).next()).unwrap().is_some());
+}
+
+/// Who searches for a root of older transactions knows no generation. So a node has to have the tags of its own.
+#[test]
+fn a_search_takes_no_node_whose_blocks_are_not_all_its_own() {
+    let (disks, _) = with_files(1, Profile::Single);
+    let mut superblock = first_superblock(&disks, 0);
+    let generation = superblock.generation.get();
+    superblock.backup_roots.as_mut_bytes().fill(0);
+    for offset in &COPY_OFFSETS[..2] {
+        let copy = superblock.copy_for(&superblock.dev_item, *offset);
+        retag(&disks, Place { devid: 1, offset: *offset }, Some(copy.as_bytes()), Some(generation));
+    }
+    let (copies, root) = root_of(&disks.open(), objectid::ROOT_TREE);
+    damage(&disks, block_of(copies[0], 2), root.generation, LostWrite);
+    let roots = OpenOptions { roots: RootsFrom::Best, ..OpenOptions::default() };
+    let found = |disks: &Disks| {
+        let found = disks.open_with(roots).roots().trees;
+        assert_eq!(found.source, RootSource::Search);
+        found.root
+    };
+    let first = found(&disks);
+    assert!(first.generation < root.generation);
+    let filesystem = disks.open_with(roots);
+    let place = filesystem.storage().map.locate(first.bytenr, NODE).unwrap().copies[0];
+    retag(&disks, block_of(place, 3), None, None);
+    let second = found(&disks);
+    assert!(second.generation < first.generation, "{second:?} after {first:?}");
 }
 
 /// No other program may take it for a filesystem that it knows.
