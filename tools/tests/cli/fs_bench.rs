@@ -72,8 +72,8 @@ fn each_byte_that_is_written_is_counted_where_it_belongs() {
 fn what_is_collected_is_written_once() {
     let place = Place::in_memory();
     let run = |arguments: &str| {
-        let report = place.run(&format!("fs bench --size 1MiB --rounds 1 --modes csum --json {arguments}")).succeeds();
-        report.json()["points"][0].clone()
+        let answer = place.run(&format!("fs bench --size 1MiB --rounds 1 --modes csum --json {arguments}"));
+        answer.succeeds().json()["points"][0].clone()
     };
     let collected = run("--buffered --commit-writes 2048");
     // 2048 writes to 256 blocks.
