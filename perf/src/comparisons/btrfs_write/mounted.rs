@@ -67,7 +67,7 @@ fn data_turn(mount: &Mount, setting: &Setting<'_>, data: &Data, bytes: u64) -> a
         (true, false) => "randread",
         (true, true) => "randwrite",
     };
-    let mut fio = fio(&mount.point(), setting, kind, (data.jobs, data.bytes, bytes));
+    let mut fio = fio(mount.point(), setting, kind, (data.jobs, data.bytes, bytes));
     fio.push("--time_based".into());
     // Places may come twice, as they do in the library.
     fio.push("--norandommap".into());
@@ -86,7 +86,7 @@ fn data_turn(mount: &Mount, setting: &Setting<'_>, data: &Data, bytes: u64) -> a
 }
 
 fn synced_turn(mount: &Mount, setting: &Setting<'_>, synced: &Synced, bytes: u64) -> anyhow::Result<Turn> {
-    let mut fio = fio(&mount.point(), setting, "randwrite", (synced.jobs, 4096, bytes));
+    let mut fio = fio(mount.point(), setting, "randwrite", (synced.jobs, 4096, bytes));
     fio.push("--ioengine=psync".into());
     fio.push(if synced.is_data_only { "--fdatasync=1" } else { "--fsync=1" }.into());
     let meter = Meter::start(Some(setting.device), mount.pid())?;
