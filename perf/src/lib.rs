@@ -11,16 +11,21 @@
 pub mod bench;
 #[cfg(feature = "comparisons")]
 pub mod comparisons;
+pub mod datasum;
 
 mod amplification;
 mod contender;
 mod counted;
 mod cpu;
 mod detection;
+mod engine_files;
 mod host_guard;
 mod latency;
 mod load;
 mod medium;
+mod meter;
+mod mounts;
+mod programs;
 mod remote;
 mod report;
 mod setup;

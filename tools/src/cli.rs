@@ -7,6 +7,7 @@ pub mod after_help;
 mod attach;
 mod bench;
 mod fs;
+mod fs_bench;
 mod fs_format;
 mod fs_write;
 mod mirror;
@@ -30,6 +31,7 @@ use sealblock_units::{BlockSize, ByteCount, Lba};
 pub use attach::{Attach, Detach};
 pub use bench::Bench;
 pub use fs::{Fs, FsCat, FsCheck, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree, FsVerify};
+pub use fs_bench::FsBench;
 pub use fs_format::{DatasumChoice, Feature, FeatureChange, FsFormat};
 pub use fs_write::{
     FsChmod, FsChown, FsDatasum, FsFallocate, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot, FsSubvolume,

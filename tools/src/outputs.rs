@@ -116,6 +116,7 @@ fn targets_of(command: &Command) -> (&'static str, Vec<TargetName>) {
         Command::Fs(fs) => {
             let doing = match &fs.command {
                 FsCommand::Format(_) => "format",
+                FsCommand::Bench(_) => "start",
                 command if changes(command) => "write to",
                 _ => "read",
             };
@@ -179,6 +180,8 @@ fn filesystems_of(command: &FsCommand) -> Vec<TargetName> {
     let one = std::slice::from_ref::<FilesystemName>;
     let places = match command {
         FsCommand::Format(format) => return format.targets.clone(),
+        // It makes its own.
+        FsCommand::Bench(_) => return Vec::new(),
         FsCommand::Info(info) => one(&info.filesystem),
         FsCommand::Ls(ls) => one(&ls.place),
         FsCommand::Cat(cat) => &cat.files,

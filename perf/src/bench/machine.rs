@@ -65,6 +65,11 @@ pub fn memory_bytes() -> Option<u64> {
     field(&read("/proc/meminfo"), "MemTotal").as_deref().and_then(kibibytes)
 }
 
+/// Bytes of memory that programs can get without swapping, if known.
+pub fn available_bytes() -> Option<u64> {
+    field(&read("/proc/meminfo"), "MemAvailable").as_deref().and_then(kibibytes)
+}
+
 /// The mount of a folder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mount {

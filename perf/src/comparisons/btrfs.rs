@@ -14,7 +14,7 @@ use fastrand::Rng;
 
 use super::options::BtrfsOptions;
 use super::rounds::verdict;
-use super::verify_linux::{Loop, Turn, turn, words};
+use crate::programs::{Loop, Turn, turn, words};
 use crate::report::{Spread, shuffled};
 use crate::setup::Scratch;
 

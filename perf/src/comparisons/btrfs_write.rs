@@ -12,7 +12,6 @@
 
 mod library;
 mod loads;
-mod meter;
 mod mounted;
 pub mod sums;
 
@@ -25,11 +24,11 @@ use fastrand::Rng;
 
 use self::library::Setting;
 use self::loads::{LOADS, Load, UNWRITTEN, WRITTEN, Work};
-use self::meter::Turn;
-use self::mounted::Server;
 use super::options::BtrfsWriteOptions;
 use super::rounds::verdict;
-use super::verify_linux::{Loop, turn as run_command, words};
+use crate::meter::Turn;
+use crate::mounts::Server;
+use crate::programs::{Loop, turn as run_command, words};
 use crate::report::{Spread, number, shuffled};
 use crate::setup::Scratch;
 

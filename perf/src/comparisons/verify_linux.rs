@@ -6,31 +6,22 @@
 //! The loop device uses direct I/O as well. CPU time is that of the processes, which the kernel adds up for ended child
 //! processes in hundredths of a second; the kernel's own threads are not included.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use fastrand::Rng;
 
 use super::options::VerifyLinuxOptions;
 use super::rounds::verdict;
+use crate::programs::{Loop, TICKS_PER_SECOND, Turn, turn, words};
 use crate::report::{Spread, shuffled};
 use crate::setup::Scratch;
 
 /// Bytes of one write.
 const PIECE_BYTES: usize = 1 << 20;
-/// Clock ticks per second in `/proc/PID/stat`: `USER_HZ`, which is 100 on every architecture that this runs on.
-const TICKS_PER_SECOND: f64 = 100.0;
-
-/// One turn.
-#[derive(Clone, Copy)]
-pub(crate) struct Turn {
-    pub(crate) seconds: f64,
-    pub(crate) cpu_seconds: f64,
-}
 
 /// Measures both and prints it.
 pub fn run(options: &VerifyLinuxOptions) -> anyhow::Result<()> {
@@ -104,50 +95,6 @@ fn print(options: &VerifyLinuxOptions, what: &str, contenders: &[(&str, Vec<Stri
     }
 }
 
-pub(crate) fn words(program: &str, arguments: &[&str]) -> Vec<String> {
-    std::iter::once(program).chain(arguments.iter().copied()).map(str::to_owned).collect()
-}
-
 fn has(program: &str) -> bool {
     Command::new(program).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
-}
-
-/// Runs a command, which must succeed.
-pub(crate) fn turn(words: &[String]) -> anyhow::Result<Turn> {
-    let before = children_cpu_seconds()?;
-    let start = Instant::now();
-    let output = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("starting {words:?}"))?;
-    let seconds = start.elapsed().as_secs_f64();
-    if !output.status.success() {
-        bail!("{words:?} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(Turn { seconds, cpu_seconds: children_cpu_seconds()? - before })
-}
-
-/// CPU time of all children that have ended: fields 16 and 17 of `/proc/self/stat`.
-fn children_cpu_seconds() -> anyhow::Result<f64> {
-    let stat = fs::read_to_string("/proc/self/stat").context("reading /proc/self/stat")?;
-    // The name of the program, field 2, is in parentheses and may contain spaces.
-    let (_, fields) = stat.rsplit_once(") ").context("a process has a name")?;
-    let ticks = fields.split(' ').skip(13).take(2).map(str::parse::<u64>).sum::<Result<u64, _>>()?;
-    Ok(ticks as f64 / TICKS_PER_SECOND)
-}
-
-/// A loop device with direct I/O; detached on drop.
-pub(crate) struct Loop(pub(crate) String);
-
-impl Loop {
-    pub(crate) fn new(file: &Path) -> Option<Loop> {
-        let mut losetup = Command::new("losetup");
-        let output = losetup.args(["--find", "--show", "--direct-io=on"]).arg(PathBuf::from(file)).output().ok()?;
-        output.status.success().then(|| Loop(String::from_utf8_lossy(&output.stdout).trim().to_owned()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        // If it cannot be detached, it is left for the user.
-        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
-    }
 }

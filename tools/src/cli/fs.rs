@@ -10,7 +10,7 @@ use sealblock_stack::quantity::Rate;
 use super::mount_options::MountOptions;
 use super::values::filesystem;
 use super::{
-    FsChmod, FsChown, FsDatasum, FsFallocate, FsFormat, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot,
+    FsBench, FsChmod, FsChown, FsDatasum, FsFallocate, FsFormat, FsLn, FsMkdir, FsMv, FsPut, FsRm, FsRmdir, FsSnapshot,
     FsSubvolume, Mode,
 };
 
@@ -86,6 +86,8 @@ pub enum FsCommand {
     Snapshot(FsSnapshot),
     /// Create, delete or list subvolumes.
     Subvolume(FsSubvolume),
+    /// Measure what it costs to keep the checksums of data in the tree, with the device, or nowhere.
+    Bench(FsBench),
 }
 
 /// Arguments of `fs info`.

@@ -3,9 +3,11 @@
 //! Everything is read by this process from the targets, and checked as it is read. `format` writes new filesystems; the
 //! commands of `allocate`, `datasum`, `names`, `put`, `remove` and `subvolumes` change them through [`write`].
 //!
-//! `mount` shows a filesystem to programs until it is unmounted, and with `-o rw` lets them change it.
+//! `mount` shows a filesystem to programs until it is unmounted, and with `-o rw` lets them change it. `bench` measures
+//! filesystems that it makes itself.
 
 mod allocate;
+mod bench;
 mod check;
 mod copy;
 mod datasum;
@@ -60,5 +62,6 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Fallocate(arguments) => allocate::run(arguments),
         FsCommand::Snapshot(arguments) => subvolumes::snapshot(arguments),
         FsCommand::Subvolume(arguments) => subvolumes::run(arguments),
+        FsCommand::Bench(arguments) => bench::run(arguments),
     }
 }

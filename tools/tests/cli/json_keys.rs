@@ -199,6 +199,8 @@ fn filesystem(place: &Place, keys: &mut Keys) {
     ] {
         keys.check(&printed(place, command), &[heading]);
     }
+    let bench = ["`fs bench --json`", "`bench --json`"];
+    keys.check(&printed(place, "fs bench --size 1MiB --rounds 1 --modes csum,device,csum-pi"), &bench);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod damage;
 mod files;
 mod filesystems;
 mod front;
+mod fs_bench;
 mod fs_change;
 mod fs_check;
 mod fs_datasum;

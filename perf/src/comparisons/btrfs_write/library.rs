@@ -7,28 +7,18 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use fastrand::Rng;
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
-use sealblock_btrfs_engine::inode::Ownership;
-use sealblock_btrfs_engine::names::{NewFile, Place};
+use sealblock_btrfs_engine::names::Place;
 use sealblock_btrfs_engine::operations::Resolved;
-use sealblock_btrfs_format::items::inode::{InodeFlags, Timespec};
-use sealblock_btrfs_format::key::objectid;
+use sealblock_btrfs_format::items::inode::InodeFlags;
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::{spawn, submitted};
+use sealblock_runtime_reactor::spawn;
 use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::{Cause, StackError, on_reactor};
 
 use super::loads::{Data, Synced, Work};
-use super::meter::{Meter, Turn};
+use crate::engine_files::{DIRECTORY, ROOT, create, engine_options, fill, now, write};
 use crate::load::payload;
-
-/// The first subvolume, and its directory.
-const ROOT: u64 = objectid::FS_TREE;
-const DIRECTORY: u64 = objectid::FIRST_FREE;
-/// Bytes of a write that fills a file.
-const FILL_BYTES: u64 = 1 << 20;
-
-/// Who owns new files.
-pub const OWNER: Ownership = Ownership { uid: 0, gid: 0, permissions: 0o644 };
+use crate::meter::{Meter, Turn};
 
 /// What a turn needs.
 #[derive(Clone, Copy)]
@@ -43,11 +33,6 @@ pub struct Setting<'a> {
     pub names: u64,
     /// The number of the round.
     pub seed: u64,
-}
-
-/// The options of an engine on a reactor.
-pub fn engine_options() -> EngineOptions {
-    EngineOptions { submitted: Some(|| Box::pin(submitted())), ..EngineOptions::default() }
 }
 
 /// Opens the filesystem on a device, works with it, and closes it.
@@ -82,38 +67,6 @@ pub fn turn(setting: &Setting<'_>, work: &Work) -> anyhow::Result<Vec<Turn>> {
     })
 }
 
-/// The time now, for new files.
-pub fn now() -> Timespec {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timespec { seconds: (since.as_secs() as i64).into(), nanoseconds: since.subsec_nanos().into() }
-}
-
-/// Creates a file.
-pub async fn create(engine: &Engine, name: &str, flags: InodeFlags) -> anyhow::Result<u64> {
-    let place = Place { directory: DIRECTORY, name: name.as_bytes() };
-    let ino = engine.create(ROOT, place, NewFile::Regular, &OWNER, now()).await?;
-    if !flags.is_empty() {
-        engine.set_flags(ROOT, ino, flags, now()).await?;
-    }
-    Ok(ino)
-}
-
-/// Writes a whole file.
-pub async fn fill(engine: &Engine, ino: u64, bytes: u64, payload: &Slice) -> anyhow::Result<()> {
-    for offset in (0..bytes).step_by(FILL_BYTES as usize) {
-        let piece = payload.slice(..FILL_BYTES.min(bytes - offset) as usize);
-        write(engine, ino, offset, piece).await?;
-    }
-    Ok(())
-}
-
-async fn write(engine: &Engine, ino: u64, offset: u64, data: Slice) -> anyhow::Result<()> {
-    let bytes = data.len() as u64;
-    let written = engine.write(ROOT, ino, offset, data).await?;
-    anyhow::ensure!(written == bytes, "only {written} bytes of {bytes} were written");
-    Ok(())
-}
-
 async fn data_turn(engine: Rc<Engine>, setting: &Setting<'_>, data: &Data) -> anyhow::Result<Turn> {
     let (payload, file_bytes) = (payload(), setting.bytes / data.jobs as u64);
     let mut files = Vec::new();
@@ -123,7 +76,7 @@ async fn data_turn(engine: Rc<Engine>, setting: &Setting<'_>, data: &Data) -> an
         files.push(ino);
     }
     engine.commit().await?;
-    let (meter, end) = (Meter::start(setting.device, None)?, Instant::now() + setting.time);
+    let (meter, end) = (Meter::start(Some(setting.device), None)?, Instant::now() + setting.time);
     let requests = requests(&engine, &files, data, file_bytes, (end, setting.seed), &payload).await?;
     if data.is_write {
         engine.commit().await?;
@@ -184,7 +137,7 @@ async fn synced_turn(engine: Rc<Engine>, setting: &Setting<'_>, synced: &Synced)
         files.push(ino);
     }
     engine.commit().await?;
-    let (meter, end) = (Meter::start(setting.device, None)?, Instant::now() + setting.time);
+    let (meter, end) = (Meter::start(Some(setting.device), None)?, Instant::now() + setting.time);
     let (done, mut workers) = (Rc::new(Cell::new(0)), Vec::new());
     for (job, ino) in files.into_iter().enumerate() {
         let (engine, done, piece, is_data_only) =
@@ -216,13 +169,13 @@ async fn synced_turn(engine: Rc<Engine>, setting: &Setting<'_>, synced: &Synced)
 async fn names_turn(engine: &Engine, setting: &Setting<'_>) -> anyhow::Result<Vec<Turn>> {
     let names: Vec<String> = (0..setting.names).map(|index| format!("a-file-{index:08}")).collect();
     let mut turns = Vec::new();
-    let meter = Meter::start(setting.device, None)?;
+    let meter = Meter::start(Some(setting.device), None)?;
     for name in &names {
         create(engine, name, InodeFlags::empty()).await?;
     }
     engine.commit().await?;
     turns.push(meter.stop(setting.names, None)?);
-    let meter = Meter::start(setting.device, None)?;
+    let meter = Meter::start(Some(setting.device), None)?;
     for name in &names {
         let place = Place { directory: DIRECTORY, name: name.as_bytes() };
         let entry = engine.lookup(ROOT, place).await?.context("a name is there")?;
@@ -230,7 +183,7 @@ async fn names_turn(engine: &Engine, setting: &Setting<'_>) -> anyhow::Result<Ve
         engine.stat(ROOT, ino).await?;
     }
     turns.push(meter.stop(setting.names, None)?);
-    let meter = Meter::start(setting.device, None)?;
+    let meter = Meter::start(Some(setting.device), None)?;
     for name in &names {
         let place = Place { directory: DIRECTORY, name: name.as_bytes() };
         let unlinked = engine.unlink(ROOT, place, now()).await?;

@@ -4,107 +4,26 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 use fastrand::Rng;
-use rustix::fs::{FallocateFlags, IFlags, fallocate, ioctl_setflags, syncfs};
+use rustix::fs::{FallocateFlags, IFlags, fallocate, ioctl_setflags};
 use serde_json::Value;
 
 use super::library::Setting;
 use super::loads::{Data, Synced, Work};
-use super::meter::{Meter, Turn};
-use crate::comparisons::verify_linux::{turn as run, words};
+use crate::meter::{Meter, Turn};
+use crate::mounts::{Mount, Server};
 
 /// Bytes of a write that fills a file.
 const PIECE_BYTES: u64 = 1 << 20;
-/// How long a daemon may need to mount, or to commit and end.
-const DAEMON_TIME: Duration = Duration::from_secs(60);
-
-/// Who serves the mount.
-#[derive(Clone, Copy)]
-pub enum Server<'a> {
-    /// The kernel.
-    Kernel,
-    /// `sealblock fs mount` of this program.
-    Fuse(&'a Path),
-}
-
-/// A mount, ended when dropped.
-struct Mount {
-    point: PathBuf,
-    daemon: Option<Child>,
-    is_mounted: bool,
-}
-
-impl Mount {
-    fn new(server: Server<'_>, device: &str, point: &Path) -> anyhow::Result<Mount> {
-        let path = point.to_str().context("the path is text")?;
-        let mut mount = Mount { point: point.to_owned(), daemon: None, is_mounted: true };
-        match server {
-            Server::Kernel => {
-                // The other side does not discard either.
-                let options = "noatime,nodiscard";
-                run(&words("mount", &["-t", "btrfs", "-o", options, device, path]))?;
-            }
-            Server::Fuse(program) => {
-                let arguments = ["fs", "mount", device, path, "-o", "rw"];
-                let daemon = Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-                mount.daemon = Some(daemon.with_context(|| format!("starting {}", program.display()))?);
-                mount.wait_until_mounted()?;
-            }
-        }
-        Ok(mount)
-    }
-
-    fn wait_until_mounted(&mut self) -> anyhow::Result<()> {
-        let begin = Instant::now();
-        let point = format!(" {} ", self.point.display());
-        while !fs::read_to_string("/proc/self/mountinfo")?.contains(&point) {
-            let ended = self.daemon.as_mut().and_then(|daemon| daemon.try_wait().ok().flatten());
-            ensure!(ended.is_none() && begin.elapsed() < DAEMON_TIME, "it does not mount");
-            sleep(Duration::from_millis(10));
-        }
-        Ok(())
-    }
-
-    fn pid(&self) -> Option<u32> {
-        self.daemon.as_ref().map(Child::id)
-    }
-
-    /// Makes everything durable.
-    fn sync(&self) -> anyhow::Result<()> {
-        let directory = File::open(&self.point)?;
-        syncfs(&directory).context("syncfs")?;
-        // The kernel does not pass syncfs on to a daemon, which commits for this.
-        directory.sync_all().context("fsync of a directory")
-    }
-
-    fn end(mut self) -> anyhow::Result<()> {
-        self.is_mounted = false;
-        run(&words("umount", &[self.point.to_str().context("the path is text")?]))?;
-        // umount returns before the daemon's last commit.
-        if let Some(daemon) = &mut self.daemon {
-            ensure!(daemon.wait()?.success(), "the daemon failed");
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        if self.is_mounted {
-            let _ = Command::new("umount").arg(&self.point).status();
-            let _ = self.daemon.as_mut().map(Child::wait);
-        }
-    }
-}
-
+/// The options of the kernel's mount. The other side does not discard either.
+const MOUNT_OPTIONS: &str = "noatime,nodiscard";
 /// One turn.
 pub fn turn(server: Server<'_>, setting: &Setting<'_>, point: &Path, work: &Work) -> anyhow::Result<Vec<Turn>> {
-    let mount = Mount::new(server, setting.device, point)?;
+    let mount = Mount::new(server, setting.device, point, MOUNT_OPTIONS)?;
     let bytes = setting.bytes / work.files().max(1) as u64;
     let turns = match work {
         Work::Data(data) => {
@@ -148,7 +67,7 @@ fn data_turn(mount: &Mount, setting: &Setting<'_>, data: &Data, bytes: u64) -> a
         (true, false) => "randread",
         (true, true) => "randwrite",
     };
-    let mut fio = fio(&mount.point, setting, kind, (data.jobs, data.bytes, bytes));
+    let mut fio = fio(mount.point(), setting, kind, (data.jobs, data.bytes, bytes));
     fio.push("--time_based".into());
     // Places may come twice, as they do in the library.
     fio.push("--norandommap".into());
@@ -156,7 +75,7 @@ fn data_turn(mount: &Mount, setting: &Setting<'_>, data: &Data, bytes: u64) -> a
         true => fio.extend(["--ioengine=io_uring".into(), "--direct=1".into(), format!("--iodepth={}", data.depth)]),
         false => fio.push("--ioengine=psync".into()),
     }
-    let meter = Meter::start(setting.device, mount.pid())?;
+    let meter = Meter::start(Some(setting.device), mount.pid())?;
     let (requests, mut seconds) = run_fio(&fio)?;
     if data.is_write {
         let begin = Instant::now();
@@ -167,10 +86,10 @@ fn data_turn(mount: &Mount, setting: &Setting<'_>, data: &Data, bytes: u64) -> a
 }
 
 fn synced_turn(mount: &Mount, setting: &Setting<'_>, synced: &Synced, bytes: u64) -> anyhow::Result<Turn> {
-    let mut fio = fio(&mount.point, setting, "randwrite", (synced.jobs, 4096, bytes));
+    let mut fio = fio(mount.point(), setting, "randwrite", (synced.jobs, 4096, bytes));
     fio.push("--ioengine=psync".into());
     fio.push(if synced.is_data_only { "--fdatasync=1" } else { "--fsync=1" }.into());
-    let meter = Meter::start(setting.device, mount.pid())?;
+    let meter = Meter::start(Some(setting.device), mount.pid())?;
     let (requests, seconds) = run_fio(&fio)?;
     meter.stop(requests, Some(seconds))
 }
@@ -214,20 +133,20 @@ fn run_fio(command: &[String]) -> anyhow::Result<(u64, f64)> {
 
 /// Creates, looks up and deletes; each is durable at the end.
 fn names_turn(mount: &Mount, setting: &Setting<'_>) -> anyhow::Result<Vec<Turn>> {
-    let paths = (0..setting.names).map(|index| mount.point.join(format!("a-file-{index:08}")));
+    let paths = (0..setting.names).map(|index| mount.point().join(format!("a-file-{index:08}")));
     let (paths, mut turns): (Vec<PathBuf>, _) = (paths.collect(), Vec::new());
-    let meter = Meter::start(setting.device, mount.pid())?;
+    let meter = Meter::start(Some(setting.device), mount.pid())?;
     for path in &paths {
         OpenOptions::new().write(true).create_new(true).open(path)?;
     }
     mount.sync()?;
     turns.push(meter.stop(setting.names, None)?);
-    let meter = Meter::start(setting.device, mount.pid())?;
+    let meter = Meter::start(Some(setting.device), mount.pid())?;
     for path in &paths {
         fs::symlink_metadata(path)?;
     }
     turns.push(meter.stop(setting.names, None)?);
-    let meter = Meter::start(setting.device, mount.pid())?;
+    let meter = Meter::start(Some(setting.device), mount.pid())?;
     for path in &paths {
         fs::remove_file(path)?;
     }

@@ -9,17 +9,15 @@
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use sealblock_btrfs_engine::change::Change;
-use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
-use sealblock_btrfs_engine::plan::Plan;
+use sealblock_btrfs_engine::engine::EngineOptions;
 use sealblock_btrfs_format::items::inode::InodeFlags;
-use sealblock_btrfs_format::key::objectid;
 
-use super::library::{create, engine_options, fill, now, requests, with_engine};
+use super::library::{requests, with_engine};
 use super::loads::Data;
 use super::{device, make};
 use crate::comparisons::options::BtrfsWriteOptions;
 use crate::cpu::thread_cpu;
+use crate::engine_files::{create, engine_options, fill, forbid_sums};
 use crate::load::payload;
 use crate::report::{Spread, number, shuffled};
 
@@ -97,24 +95,6 @@ fn turn(
             hidden: of((after.hidden_sum_time - before.hidden_sum_time).as_secs_f64()),
         })
     })
-}
-
-/// The file gets the flag NODATASUM, which programs cannot set alone.
-async fn forbid_sums(engine: &Engine, ino: u64) -> anyhow::Result<()> {
-    engine
-        .change(|transaction| {
-            let geometry = *transaction.geometry();
-            let view = transaction.view(objectid::FS_TREE)?;
-            let mut plan = Plan::new(&view, transaction.plan_context(&geometry, now()));
-            plan.edit_inode(ino, |inode| {
-                inode.flags = InodeFlags::NODATASUM.bits().into();
-                Ok(())
-            })?;
-            let changes = plan.into_changes();
-            transaction.apply_change(&Change::of(objectid::FS_TREE, changes))
-        })
-        .await?;
-    Ok(())
 }
 
 fn print(checksum: &str, (bytes, depth): (u64, usize), rounds: &[[Times; NAMES.len()]]) {

@@ -1,7 +1,7 @@
-//! What a turn costs: time, CPU time, and what reaches the loop device.
+//! What a turn costs: time, CPU time, and what reaches a loop device.
 //!
 //! CPU time is that of this process, of its children that ended meanwhile, of a daemon, and of all kernel threads:
-//! those of the loop device work for every contender, and the kernel's Btrfs computes checksums and writes nodes in
+//! those of a loop device work for every contender, and the kernel's Btrfs computes checksums and writes nodes in
 //! them. It is measured in the same way for each. What other programs use is left out, but not what kernel threads do
 //! for them.
 
@@ -29,7 +29,7 @@ pub struct Turn {
     pub seconds: f64,
     /// CPU time of all that works for it.
     pub cpu_seconds: f64,
-    /// What reached the device.
+    /// What reached the loop device; nothing without one.
     pub device: DeviceCounts,
 }
 
@@ -49,11 +49,13 @@ pub struct DeviceCounts {
     pub written_bytes: u64,
     /// Flush requests.
     pub flushes: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
 }
 
 /// Measures from its beginning on.
 pub struct Meter {
-    statistics: PathBuf,
+    statistics: Option<PathBuf>,
     daemon: Option<u32>,
     begin: Instant,
     cpu_seconds: f64,
@@ -62,11 +64,11 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Begins to measure, with what is written to a device such as `/dev/loop0`, and the CPU time of a daemon.
-    pub fn start(device: &str, daemon: Option<u32>) -> anyhow::Result<Meter> {
-        let name = Path::new(device).file_name().context("a device has a name")?;
-        let statistics = Path::new("/sys/block").join(name).join("stat");
-        let device = device_counts(&statistics)?;
+    /// Begins to measure, with what a device such as `/dev/loop0` executes, and the CPU time of a daemon.
+    pub fn start(device: Option<&str>, daemon: Option<u32>) -> anyhow::Result<Meter> {
+        let file_of = |device| Path::new(device).file_name().context("a device has a name");
+        let statistics = device.map(file_of).transpose()?.map(|name| Path::new("/sys/block").join(name).join("stat"));
+        let device = device_counts(statistics.as_deref())?;
         let (kernel_threads, cpu_seconds) = (kernel_threads()?, cpu_seconds(daemon)?);
         Ok(Meter { statistics, daemon, begin: Instant::now(), cpu_seconds, kernel_threads, device })
     }
@@ -79,21 +81,24 @@ impl Meter {
         // One that ended meanwhile is missing, and with it little: idle ones end.
         let of_kernel = kernel_threads.iter().map(|(pid, time)| time.saturating_sub(before(pid))).sum::<u64>();
         let cpu_seconds = cpu_seconds(self.daemon)? - self.cpu_seconds + of_kernel as f64 / 1e9;
-        let now = device_counts(&self.statistics)?;
+        let now = device_counts(self.statistics.as_deref())?;
         let device = DeviceCounts {
             writes: now.writes - self.device.writes,
             written_bytes: now.written_bytes - self.device.written_bytes,
             flushes: now.flushes - self.device.flushes,
+            read_bytes: now.read_bytes - self.device.read_bytes,
         };
         Ok(Turn { requests, seconds, cpu_seconds, device })
     }
 }
 
-fn device_counts(statistics: &Path) -> anyhow::Result<DeviceCounts> {
+fn device_counts(statistics: Option<&Path>) -> anyhow::Result<DeviceCounts> {
+    let Some(statistics) = statistics else { return Ok(DeviceCounts::default()) };
     let text = fs::read_to_string(statistics).with_context(|| format!("reading {}", statistics.display()))?;
     let fields: Vec<u64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
     let field = |index: usize| fields.get(index).copied().context("statistics of a device have 17 fields");
-    Ok(DeviceCounts { writes: field(4)?, written_bytes: field(6)? * SECTOR_BYTES, flushes: field(15)? })
+    let (read_bytes, written_bytes) = (field(2)? * SECTOR_BYTES, field(6)? * SECTOR_BYTES);
+    Ok(DeviceCounts { writes: field(4)?, written_bytes, flushes: field(15)?, read_bytes })
 }
 
 fn cpu_seconds(daemon: Option<u32>) -> anyhow::Result<f64> {
