@@ -170,7 +170,7 @@ fn changes(command: &FsCommand) -> bool {
         | FsCommand::Fallocate(_)
         | FsCommand::Snapshot(_) => true,
         FsCommand::Mount(mount) => mount.options.writes,
-        FsCommand::Verify(verify) => verify.reseal || verify.forget_tags,
+        FsCommand::Verify(verify) => verify.repair || verify.reseal || verify.forget_tags,
         FsCommand::Subvolume(subvolume) => !matches!(subvolume.command, FsSubvolumeCommand::List(_)),
         _ => false,
     }

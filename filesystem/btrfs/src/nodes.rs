@@ -29,6 +29,11 @@ pub struct LoadedNode {
 }
 
 impl LoadedNode {
+    /// Its bytes.
+    pub(crate) fn bytes(&self) -> &Slice {
+        &self.bytes
+    }
+
     /// Its decoded form.
     pub fn view(&self) -> Node<'_> {
         Node::decode(&self.bytes).expect("it was decoded when it was checked")

@@ -17,6 +17,7 @@ mod data;
 mod files;
 mod leaves;
 pub(crate) mod ranges;
+mod repair;
 mod report;
 mod rows;
 mod seals;
@@ -28,6 +29,7 @@ mod walk;
 
 pub use files::verify_files;
 pub use ranges::MAX_RANGES;
+pub use repair::{Repaired, repair};
 pub use report::{
     BadData, DataFault, FileUse, Finding, LostNode, MAX_FILES_LISTED, Report, Uses, Verdict, WhyUnchecked,
 };

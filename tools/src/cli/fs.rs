@@ -158,7 +158,7 @@ pub struct FsGet {
     after_help = "Examples:\n  sealblock fs verify disk.img\n  sealblock fs verify /dev/sdb+/dev/sdc --rate 100MiB/s\n  sealblock fs verify disk.img/etc/fstab --json\n  sealblock fs verify disk.img:home/alice\n\n\
     Every copy of superblocks, nodes and data, and parity, is checked against checksums. Data without checksums are checked against the \
     seals of the device, and their tags against the file. Devices that support it compare data with checksums themselves; then only metadata are transferred. Nothing is written without \
-    --reseal or --forget-tags.\n\n\
+    --repair, --reseal or --forget-tags.\n\n\
     The exit status is 1 if damage was found, and 4 if none was found but not everything could be checked: a device is missing, or data have \
     neither checksums nor seals, or seals and no tag that shows that they were written last."
 )]
@@ -172,6 +172,9 @@ pub struct FsVerify {
     /// Maximum rate. [default: unlimited]
     #[arg(long, value_name = "SIZE/s")]
     pub rate: Option<Rate>,
+    /// Before that, write damaged copies of nodes and data anew, from copies that are good.
+    #[arg(long)]
+    pub repair: bool,
     /// Before that, give unattested data the tags that they lack: they are what they should be.
     #[arg(long, conflicts_with = "forget_tags")]
     pub reseal: bool,

@@ -103,7 +103,7 @@ fn what_linux_wrote_is_unattested_until_it_is_resealed() {
     assert_eq!((&report["verdict"], &report["resealed"]), (&json!("incomplete"), &json!(null)));
     assert_eq!(report["unchecked"][0]["reason"], "unattested");
     assert_eq!(report["unchecked"][0]["bytes"], 2 * FILE_BYTES);
-    place.run("fs verify v/file --reseal").fails(2, &["of a whole filesystem only"]);
+    place.run("fs verify v/file --reseal").fails(2, &["for a whole filesystem only"]);
     let report = place.run("fs scrub v --reseal --json").succeeds().json();
     assert_eq!(
         (&report["verdict"], &report["resealed"]["bytes"], &report["resealed"]["complete"]),

@@ -465,7 +465,7 @@ fn numbers_come_from_the_tree_or_from_the_caller() {
 
 #[test]
 fn a_new_file_has_what_its_directory_hands_down() {
-    let cases: [(InodeFlags, NewFile<'_>, InodeFlags); 9] = {
+    let cases: [(InodeFlags, NewFile<'_>, InodeFlags); 10] = {
         use InodeFlags as F;
         let all = F::SYNC | F::NOATIME | F::NODUMP | F::DIRSYNC | F::NODATASUM | F::PREALLOC;
         [
@@ -477,7 +477,8 @@ fn a_new_file_has_what_its_directory_hands_down() {
             (F::NODATACOW, NewFile::Directory, F::NODATACOW),
             (F::NODATASUM, NewFile::Regular, F::empty()),
             (all, NewFile::Regular, F::empty()),
-            (all, NewFile::Directory, F::empty()),
+            (F::NODATASUM, NewFile::Directory, F::NODATASUM),
+            (all, NewFile::Directory, F::NODATASUM),
         ]
     };
     for (flags, file, expected) in cases {

@@ -11,7 +11,7 @@ use sealblock_block::{
     Abilities, Device, Durability, DynDevice, Expectations, Geometry, Operation, Outcome, Request, Response,
 };
 use sealblock_btrfs::extents::Content;
-use sealblock_btrfs::verify::{DataFault, Finding, Mode, Verdict};
+use sealblock_btrfs::verify::{DataFault, Finding, Mode, Verdict, repair};
 use sealblock_btrfs::{Filesystem, Place};
 use sealblock_btrfs_engine::engine::{Engine, EngineOptions};
 use sealblock_integrity::{Sealed, Tags};
@@ -216,12 +216,21 @@ fn damages_lost_and_misdirected_writes_are_found_with_both_kinds_of_checksums() 
         }
         let expected: BTreeMap<_, _> = subjects.iter().map(|one| (one.ino, one.bad.clone())).collect();
         assert!(found(&disks, devices == 1) == expected, "each of them, and nothing else");
+        // A read takes what is good, and repairs what it finds bad on the way.
         let engine = block_on(Engine::open(&disks.open(), EngineOptions::default())).unwrap();
         subjects.iter().for_each(|subject| subject.assert_read(&engine, devices == 1));
         block_on(engine.commit()).unwrap();
         drop(engine);
         if devices == 2 {
+            let report = disks.verify(Mode::Auto);
+            assert!(report.damage_count > 0 && report.damage_count < 2 * (FLIPS + LOST + 2 * MISDIRECTED) as u64);
+            let repaired = block_on(repair(&disks.open(), &report)).unwrap();
+            assert_eq!((repaired.nodes, repaired.failed.len()), (0, 0));
             assert_eq!(disks.verify(Mode::Auto).verdict(), Verdict::Clean, "healed");
+        } else {
+            let repaired = block_on(repair(&disks.open(), &disks.verify(Mode::Auto))).unwrap();
+            assert_eq!(repaired.data_bytes, 0, "there is no other copy");
+            assert!(found(&disks, true) == expected);
         }
         disks.assert_consistent();
     }

@@ -124,6 +124,14 @@ fn a_filesystem_without_checksums_is_written_and_proven_by_tags() {
         assert!(engine.take_bad_copies().is_empty());
         drop(engine);
         assert_files(&disks, &[plain, in_place, small, copy]);
+        // Zeroes that a device makes have no tags.
+        let report = disks.verify(Mode::Emulate);
+        assert_eq!((report.verdict(), report.damage_count), (verify::Verdict::Incomplete, 0));
+        assert!(report.unchecked.keys().all(|why| *why == WhyUnchecked::Unattested), "{:?}", report.unchecked);
+        let engine = engine_on(&disks);
+        write(&engine, in_place, 0, &[5; 8192]);
+        block_on(engine.commit()).unwrap();
+        drop(engine);
         assert_clean(&disks);
         let size = |ino| read_committed(&disks, ino).len();
         assert_eq!([plain, in_place, copy].map(size), [100_000, 300_000, 204_800]);

@@ -325,7 +325,7 @@ impl Device for Changing {
         let change = |data: Slice| {
             let mut changed = data.to_vec();
             // Superblocks stay as they are.
-            changed[100] ^= u8::from(changed[0] == 0x77);
+            changed[100] ^= u8::from(changed[..32] == [0x77; 32]);
             Slice::copy_from(&changed)
         };
         let Operation::Write(_) = &request.operation else { return Device::execute(&*self.0, request).await };

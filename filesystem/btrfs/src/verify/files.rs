@@ -75,7 +75,7 @@ fn note_met(session: &Session<'_>, met: Vec<BadCopy>) {
     session.put_findings(findings);
     for copy in others {
         if let CopyFault::Node(refusal) = &copy.fault {
-            session.found(Finding::Node { tree: refusal.owner, level: None, copy });
+            session.found(Finding::Node { tree: refusal.owner, level: None, copy, expected: None });
         } else if let (Some(why), Some(_)) = (why_unchecked(&copy.fault), copy.logical) {
             session.unchecked(why, 0);
         }

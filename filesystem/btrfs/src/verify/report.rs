@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use sealblock_btrfs_format::Key;
+use sealblock_btrfs_format::checker::Expected;
 
 use crate::chunk_map::{MapError, Place};
 use crate::error::{BadCopy, CopyFault, FsError, Lost};
@@ -111,6 +112,8 @@ pub enum Finding {
         level: Option<u8>,
         /// The copy.
         copy: BadCopy,
+        /// What its parent says of it, if it was read as a part of a tree.
+        expected: Option<Expected>,
     },
     /// A node that is lost.
     LostNode(Box<LostNode>),

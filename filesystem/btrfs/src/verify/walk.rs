@@ -154,7 +154,9 @@ fn take_copies(session: &Session<'_>, task: &Task, copies: NodeCopies, leaves: &
     match &copies.node {
         Some(_) => {
             session.verified_node();
-            bad.for_each(|copy| session.found(Finding::Node { tree, level: Some(level), copy }));
+            bad.for_each(|copy| {
+                session.found(Finding::Node { tree, level: Some(level), copy, expected: Some(task.expected) })
+            });
         }
         None => {
             let copies: Vec<_> = bad.collect();

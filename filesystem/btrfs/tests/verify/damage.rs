@@ -71,7 +71,7 @@ fn a_damaged_copy_of_any_node_is_named_and_the_rest_is_not() {
         for (tree, bytenr, level) in nodes {
             for (mirror, place) in places(&fs, bytenr).into_iter().enumerate() {
                 let report = damaged(&devices, &[place]);
-                let [Finding::Node { tree: found, level: at_level, copy }] = &report.findings[..] else {
+                let [Finding::Node { tree: found, level: at_level, copy, .. }] = &report.findings[..] else {
                     panic!("tree {tree}: {:?}", report.findings);
                 };
                 assert_eq!((*found, *at_level, copy.logical, copy.place), (tree, Some(level), Some(bytenr), place));

@@ -1,7 +1,9 @@
-//! `sealblock fs verify --reseal` and `--forget-tags`: what is known of the tags of data without checksums changes, before
-//! everything is verified.
+//! `sealblock fs verify --repair`, `--reseal` and `--forget-tags`: what is done before everything is verified. Damaged copies
+//! are written anew; what is known of the tags of data without checksums changes.
 
-use sealblock_btrfs::verify::{Report, VerifyOptions, Watch, WhyUnchecked, find_unsummed};
+use sealblock_btrfs::verify::{
+    Repaired, Report, VerifyOptions, Watch, WhyUnchecked, find_unsummed, repair as write_anew, verify,
+};
 use sealblock_btrfs_engine::engine::{Engine, EngineError, EngineOptions};
 use sealblock_btrfs_engine::reseal::Resealed;
 use sealblock_runtime_reactor::submitted;
@@ -14,6 +16,40 @@ use super::write::engine_error;
 use crate::report::note_lost_answers;
 
 const RESEAL: &str = "reseal";
+
+/// What was written anew, in JSON.
+#[derive(Serialize)]
+pub(super) struct RepairReport {
+    /// Copies of nodes.
+    nodes: u64,
+    /// Bytes of copies of data.
+    data_bytes: u64,
+    /// Copies that could not be written, and why.
+    failed: Vec<String>,
+}
+
+impl RepairReport {
+    /// A line for each copy that could not be written, and one for all others.
+    pub fn lines(&self) -> Vec<String> {
+        let failed = self.failed.iter().map(|copy| format!("not repaired: {copy}"));
+        failed.chain([format!("repaired: {} nodes and {} bytes of data", self.nodes, self.data_bytes)]).collect()
+    }
+}
+
+/// Writes damaged copies of nodes and data anew, from copies that are good.
+pub(super) fn repair(name: &FilesystemName, watch: &dyn Watch) -> Result<RepairReport, StackError> {
+    const REPAIR: &str = "repair";
+    opened_to_write(name, REPAIR, async |open| {
+        let failed = |error| filesystem_error(REPAIR, &error).on(name.devices());
+        let filesystem = &open.filesystem;
+        let report = verify(filesystem, VerifyOptions::default(), watch).await.map_err(failed)?;
+        if report.unchecked.contains_key(&WhyUnchecked::Stopped) {
+            return Err(StackError::new(Cause::Refused, REPAIR, "it was interrupted before anything was written"));
+        }
+        let Repaired { nodes, data_bytes, failed: not } = write_anew(filesystem, &report).await.map_err(failed)?;
+        Ok(RepairReport { nodes, data_bytes, failed: not.iter().map(ToString::to_string).collect() })
+    })
+}
 
 /// What became of data without tags, in JSON.
 #[derive(Serialize)]
@@ -57,7 +93,7 @@ impl ResealReport {
 
 /// Gives all data of a filesystem without checksums the tags that they lack.
 pub(super) fn reseal(name: &FilesystemName, watch: &dyn Watch) -> Result<ResealReport, StackError> {
-    with_engine(name, RESEAL, async |open| {
+    opened_to_write(name, RESEAL, async |open| {
         let failed = |error| filesystem_error("read", &error).on(name.devices());
         let (report, data) = find_unsummed(&open.filesystem, VerifyOptions::default(), watch).await.map_err(failed)?;
         check_whole(&report).map_err(|error| error.on(name.devices()))?;
@@ -71,7 +107,7 @@ pub(super) fn reseal(name: &FilesystemName, watch: &dyn Watch) -> Result<ResealR
 /// Forgets which data have tags.
 pub(super) fn forget_tags(name: &FilesystemName) -> Result<(), StackError> {
     const FORGET: &str = "forget the tags of";
-    with_engine(name, FORGET, async |open| {
+    opened_to_write(name, FORGET, async |open| {
         let engine = open_engine(open, name, FORGET).await?;
         let forgotten = engine.forget_tags().await;
         engine.finish_writes().await;
@@ -97,13 +133,13 @@ fn check_whole(report: &Report) -> Result<(), StackError> {
     }
 }
 
-fn with_engine<T>(
+fn opened_to_write<T>(
     name: &FilesystemName,
     action: &str,
     work: impl AsyncFnOnce(&OpenFilesystem) -> Result<T, StackError>,
 ) -> Result<T, StackError> {
     if name.has_place {
-        let why = "tags are known of a whole filesystem only";
+        let why = "this is for a whole filesystem only";
         return Err(StackError::new(Cause::Usage, action, why).on(name).advise("leave out the path"));
     }
     on_reactor(async {

@@ -14,7 +14,7 @@ use sealblock_stack::{Cause, StackError};
 use sealblock_units::ByteCount;
 
 use super::place::{resolve, why_older, with_filesystem};
-use super::reseal::{ResealReport, forget_tags, reseal};
+use super::reseal::{RepairReport, ResealReport, forget_tags, repair, reseal};
 use super::verify_report::{Outcome, lines, summary};
 use crate::cli::{self, FsVerify};
 use crate::exit::Exit;
@@ -25,6 +25,10 @@ use crate::report::{note, print_json, say};
 /// Checks it.
 pub fn run(arguments: &FsVerify) -> Result<Exit, StackError> {
     interrupt::watch();
+    let repaired = match arguments.repair {
+        true => Some(repair(&arguments.place, &Watcher::new(arguments, "looking for damage", None))?),
+        false => None,
+    };
     let resealed = match arguments.reseal {
         true => Some(reseal(&arguments.place, &Watcher::new(arguments, "resealing", None))?),
         false => None,
@@ -36,7 +40,7 @@ pub fn run(arguments: &FsVerify) -> Result<Exit, StackError> {
         let outcome = interrupt::or_end(check(arguments, open), || {
             note(&format_args!("verifying {}: interrupted while a request was in flight", arguments.place));
         });
-        let outcome = Outcome { resealed, ..outcome.await? };
+        let outcome = Outcome { repaired, resealed, ..outcome.await? };
         tell(arguments, &outcome)?;
         Ok(outcome.exit())
     })
@@ -70,7 +74,15 @@ async fn check(arguments: &FsVerify, open: &OpenFilesystem) -> Result<Outcome, S
     let devices = filesystem.storage().devices.iter();
     let names = devices.map(|(devid, device)| (devid, device.name.clone())).collect();
     let older = why_older(open);
-    Ok(Outcome { target: place.to_string(), report, older, names, elapsed: started.elapsed(), resealed: None })
+    Ok(Outcome {
+        target: place.to_string(),
+        report,
+        older,
+        names,
+        elapsed: started.elapsed(),
+        repaired: None,
+        resealed: None,
+    })
 }
 
 /// Prints the outcome.
@@ -78,8 +90,9 @@ fn tell(arguments: &FsVerify, outcome: &Outcome) -> Result<(), StackError> {
     if arguments.json {
         return print_json(&outcome.to_json());
     }
+    let repaired = outcome.repaired.iter().flat_map(RepairReport::lines);
     let resealed = outcome.resealed.iter().flat_map(ResealReport::lines);
-    resealed.chain(lines(outcome)).try_for_each(|line| say(&line))?;
+    repaired.chain(resealed).chain(lines(outcome)).try_for_each(|line| say(&line))?;
     if arguments.quiet && outcome.exit() == Exit::Clean { Ok(()) } else { say(&summary(outcome)) }
 }
 

@@ -11,7 +11,7 @@ use sealblock_btrfs_format::refusal::Rule;
 use serde::Serialize;
 
 use super::place::{WhyFilesOlder, printable};
-use super::reseal::ResealReport;
+use super::reseal::{RepairReport, ResealReport};
 use crate::exit::Exit;
 use crate::interrupt;
 
@@ -27,6 +27,8 @@ pub(super) struct Outcome {
     pub names: BTreeMap<u64, String>,
     /// How long it took.
     pub elapsed: Duration,
+    /// What was written anew before that, if that was asked.
+    pub repaired: Option<RepairReport>,
     /// What became of data without tags before that, if they were to get some.
     pub resealed: Option<ResealReport>,
 }
@@ -44,6 +46,7 @@ pub(super) struct JsonReport<'a> {
     errors_unlisted: u64,
     unchecked: Vec<JsonUnchecked>,
     may_be_older: Option<&'static str>,
+    repaired: Option<&'a RepairReport>,
     resealed: Option<&'a ResealReport>,
     interrupted: bool,
 }
@@ -135,6 +138,7 @@ impl Outcome {
             errors_unlisted: report.damage_count - report.findings.len() as u64,
             unchecked: unchecked.chain(older).collect(),
             may_be_older: self.older.as_ref().map(|older| older.name),
+            repaired: self.repaired.as_ref(),
             resealed: self.resealed.as_ref(),
             interrupted: report.unchecked.contains_key(&WhyUnchecked::Stopped),
         }
@@ -152,7 +156,7 @@ impl Outcome {
                     (device.wanted_bytes - device.bytes, vec![self.json_copy(None, place, None, &why)]);
                 JsonError { kind: "short_device", bytes: Some(bytes), copies, why, ..JsonError::default() }
             }
-            Finding::Node { tree, level, copy } => JsonError {
+            Finding::Node { tree, level, copy, .. } => JsonError {
                 kind: "node",
                 logical: copy.logical,
                 trees: vec![*tree],
