@@ -12,17 +12,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sealblock_block::{Device as _, DynDevice, RequestKind};
+use sealblock_block::{BadBlock, BadBlockCause, Device as _, DynDevice, RequestKind};
 use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, Geometry, SUPERBLOCK_BYTES, Superblock, flags};
+use sealblock_integrity::Sealed;
 use sealblock_runtime_memory::Slice;
 
 use crate::chunk_map::Place;
 use crate::error::{BadCopy, CopyFault, FsError};
 pub use crate::superblocks::uuid;
-use crate::superblocks::{Copies, IntactCopy, Used, read_blocks, read_bytes};
-use crate::tags::{DataTags, WrittenIn, has_tag_of};
+use crate::superblocks::{Copies, IntactCopy, Used, read_blocks, read_bytes, read_expecting};
+use crate::tags::{DataTags, Demand, WrittenIn, has_tag_of};
 
 /// The maximum number of devices of one filesystem.
 pub const MAX_DEVICES: usize = 256;
@@ -249,14 +250,45 @@ impl DeviceSet {
     pub async fn read_tagged(&self, place: Place, bytes: u64, written: WrittenIn) -> Result<(Slice, bool), CopyFault> {
         let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
         let demand = self.tags.borrow().demand(place.devid, written);
-        let blocks = read_blocks(&device.device, place.offset, bytes).await?;
-        self.add_transferred(bytes);
-        self.count_executed();
-        let is_attested = match demand {
-            Some(demand) => demand.check(&blocks).map_err(CopyFault::Tag)?,
-            None => false,
+        let blocks = read_blocks(&device.device, place.offset, bytes).await;
+        self.count_read(&blocks, bytes);
+        let Some(demand) = demand else { return Ok((blocks?.joined_data(), false)) };
+        let fault = match blocks {
+            Ok(blocks) => match demand.check(&blocks) {
+                Ok(is_attested) => return Ok((blocks.joined_data(), is_attested)),
+                Err(mismatch) => CopyFault::Tag(mismatch),
+            },
+            Err(fault) => fault,
         };
-        Ok((blocks.joined_data(), is_attested))
+        self.read_other_copy(place, bytes, demand, &fault).await.ok_or(fault)
+    }
+
+    /// Reads data with the demanded tag from a device that holds several copies of its blocks, where one copy has another
+    /// tag, or where the copies are known to differ. The device rewrites that one.
+    async fn read_other_copy(
+        &self,
+        place: Place,
+        bytes: u64,
+        demand: Demand,
+        fault: &CopyFault,
+    ) -> Option<(Slice, bool)> {
+        let is_told = match fault {
+            CopyFault::Tag(_) => true,
+            CopyFault::Unreadable(error) => {
+                let differs = |bad: &BadBlock| bad.cause == BadBlockCause::Conflict;
+                error.bad_blocks().is_some_and(|bad_blocks| bad_blocks.as_slice().iter().all(differs))
+            }
+            _ => false,
+        };
+        let device = &self.get(place.devid)?.device;
+        if !is_told || !device.abilities().copies {
+            return None;
+        }
+        let expectations = demand.expectations(device.geometry().protection?);
+        let blocks = read_expecting(device, place.offset, bytes, expectations).await;
+        self.count_read(&blocks, bytes);
+        let blocks = blocks.ok()?;
+        demand.check(&blocks).ok().map(|is_attested| (blocks.joined_data(), is_attested))
     }
 
     /// True if the first superblock of a device has the tag of the transaction in which it was written, and the device so
@@ -286,6 +318,13 @@ impl DeviceSet {
     /// Bytes of data transferred from the devices to this host since the set was opened, not counting superblocks.
     pub fn transferred_bytes(&self) -> u64 {
         self.transferred_bytes.get()
+    }
+
+    fn count_read(&self, read: &Result<Sealed, CopyFault>, bytes: u64) {
+        if read.is_ok() {
+            self.add_transferred(bytes);
+            self.count_executed();
+        }
     }
 
     /// Counts bytes that a request without data transferred.

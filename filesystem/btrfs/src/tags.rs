@@ -16,10 +16,11 @@
 
 use std::collections::BTreeSet;
 
+use sealblock_block::Expectations;
 use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::own_windows::OwnWindows;
 use sealblock_btrfs_format::superblock::Superblock;
-use sealblock_integrity::{PiFormat, Sealed, Tags};
+use sealblock_integrity::{Checks, Masked, PiFormat, Sealed, Tags};
 
 /// Tags from 1 on: 0 is what programs write that give none, and FFFFh disables checks.
 const TAGS: u64 = 0xFFFE;
@@ -89,6 +90,19 @@ impl Demand {
             }
         }
         Ok(is_attested)
+    }
+}
+
+impl Demand {
+    /// The tag of the transaction, as a device that has several copies compares it: a block that was never written has none.
+    pub(crate) fn expectations(&self, format: PiFormat) -> Expectations {
+        let storage_tag = Masked { expected: storage_tag(format, self.generation), mask: format.storage_tag_mask() };
+        Expectations::new(Checks {
+            app_tag: Some(Masked { expected: tag_of(self.generation), mask: u16::MAX }),
+            storage_tag: (format.storage_tag_bits() > 0).then_some(storage_tag),
+            checks_escapes: true,
+            ..Checks::NONE
+        })
     }
 }
 
@@ -197,6 +211,14 @@ mod tests {
                 assert_eq!(demand.check(&block(10, 9 + 65_534)), mismatch(10), "65,534 transactions later");
             }
         }
+        // What a device with several copies is asked for is never tolerant.
+        let demand = Demand { generation: 9, may_lack_tag: true };
+        let expected = demand.expectations(FORMAT);
+        let passes = |app_tag, storage_tag| {
+            let one = sealblock_units::Extent::from_raw(7, 1).unwrap();
+            expected.check(one, &block(app_tag, storage_tag)).is_ok()
+        };
+        assert!(passes(10, 9) && !passes(0, 0) && !passes(0xFFFF, u64::MAX) && !passes(11, 10));
         let untagged = Sealed::seal(Slice::copy_from(&[1; 4096]), BlockSize::B4096, None, &Tags::default());
         let demand = Demand { generation: 9, may_lack_tag: false };
         assert_eq!(demand.check(&untagged), Ok(false));

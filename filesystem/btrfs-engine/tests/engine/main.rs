@@ -28,6 +28,7 @@ mod rounds_model;
 mod scan;
 mod subvolumes;
 mod tags;
+mod tags_mirror;
 mod tasks;
 mod workload;
 mod zeroes;

@@ -34,7 +34,7 @@ fn inode_of(filesystem: &Filesystem, ino: u64) -> Inode {
 }
 
 /// The places of a sector of a file in the last commit, and the transaction that its item has.
-fn places_of(disks: &Disks, ino: u64, at: u64) -> (Vec<Place>, u64) {
+pub fn places_of(disks: &Disks, ino: u64, at: u64) -> (Vec<Place>, u64) {
     let filesystem = disks.open();
     let inode = inode_of(&filesystem, ino);
     let part = block_on(filesystem.parts(&inode, at, at + 1)).unwrap().remove(0);
