@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sealblock_block::{Device as _, DynDevice, RequestKind};
+use sealblock_block::{BadBlock, BadBlockCause, Device as _, DynDevice, RequestKind};
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::items::device::DevItem;
@@ -23,7 +23,7 @@ use sealblock_runtime_memory::Slice;
 use crate::chunk_map::Place;
 use crate::error::{BadCopy, CopyFault, FsError};
 pub use crate::superblocks::uuid;
-use crate::superblocks::{Copies, IntactCopy, Used, read_blocks, read_bytes};
+use crate::superblocks::{Copies, IntactCopy, Used, read_blocks, read_bytes, read_expecting};
 use crate::tags::{DataTags, Demand, TagState, WrittenIn, has_tag_of};
 
 /// The maximum number of devices of one filesystem.
@@ -284,7 +284,7 @@ impl DeviceSet {
     /// # Errors
     /// If they cannot be read, or are others; the error has the reason.
     pub async fn read_tagged(&self, place: Place, bytes: u64, written: WrittenIn) -> Result<(Slice, bool), CopyFault> {
-        let (blocks, is_attested) = self.read_demanded(place, bytes, written).await?;
+        let (blocks, is_attested) = self.read_demanded(place, bytes, self.demand(place.devid, written)).await?;
         Ok((blocks.joined_data(), is_attested))
     }
 
@@ -298,19 +298,61 @@ impl DeviceSet {
         bytes: u64,
         written: WrittenIn,
     ) -> Result<(Slice, bool, TagState), CopyFault> {
-        let (blocks, is_attested) = self.read_demanded(place, bytes, written).await?;
+        let (blocks, is_attested) = self.read_demanded(place, bytes, self.demand(place.devid, written)).await?;
         let state = TagState::of(&blocks, written.generation);
         Ok((blocks.joined_data(), is_attested, state))
     }
 
-    async fn read_demanded(&self, place: Place, bytes: u64, written: WrittenIn) -> Result<(Sealed, bool), CopyFault> {
-        let demand = self.demand(place.devid, written);
-        let blocks = self.read_sealed(place, bytes).await?;
-        let is_attested = match demand {
-            Some(demand) => demand.check(&blocks).map_err(CopyFault::Tag)?,
-            None => false,
+    /// Reads blocks of a device, and checks their tags. Returns also true if these are as demanded.
+    ///
+    /// # Errors
+    /// If they cannot be read, or their tags are not as demanded; the error has the reason.
+    pub(crate) async fn read_demanded(
+        &self,
+        place: Place,
+        bytes: u64,
+        demand: Option<Demand>,
+    ) -> Result<(Sealed, bool), CopyFault> {
+        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
+        let blocks = read_blocks(&device.device, place.offset, bytes).await;
+        self.count_read(&blocks, bytes);
+        let Some(demand) = demand else { return Ok((blocks?, false)) };
+        let fault = match blocks {
+            Ok(blocks) => match demand.check(&blocks) {
+                Ok(is_attested) => return Ok((blocks, is_attested)),
+                Err(mismatch) => CopyFault::Tag(mismatch),
+            },
+            Err(fault) => fault,
         };
-        Ok((blocks, is_attested))
+        self.read_other_copy(place, bytes, demand, &fault).await.ok_or(fault)
+    }
+
+    /// Reads blocks with the demanded tag from a device that holds several copies of its blocks, where one copy has another
+    /// tag, or where the copies are known to differ. The device rewrites that one.
+    async fn read_other_copy(
+        &self,
+        place: Place,
+        bytes: u64,
+        demand: Demand,
+        fault: &CopyFault,
+    ) -> Option<(Sealed, bool)> {
+        let is_told = match fault {
+            CopyFault::Tag(_) => true,
+            CopyFault::Unreadable(error) => {
+                let differs = |bad: &BadBlock| bad.cause == BadBlockCause::Conflict;
+                error.bad_blocks().is_some_and(|bad_blocks| bad_blocks.as_slice().iter().all(differs))
+            }
+            _ => false,
+        };
+        let device = &self.get(place.devid)?.device;
+        if !is_told || !device.abilities().copies {
+            return None;
+        }
+        let expectations = demand.strict(device.geometry().protection?);
+        let blocks = read_expecting(device, place.offset, bytes, expectations).await;
+        self.count_read(&blocks, bytes);
+        let blocks = blocks.ok()?;
+        demand.check(&blocks).ok().map(|is_attested| (blocks, is_attested))
     }
 
     /// What is demanded of the tags of data on a device.
@@ -321,18 +363,6 @@ impl DeviceSet {
     /// When data were written, if the tags of some device can show it.
     pub(crate) fn provable(&self, written: WrittenIn) -> Option<WrittenIn> {
         self.tags.borrow().demand_anywhere(written).map(|_| written)
-    }
-
-    /// Reads blocks of a device with their tags.
-    ///
-    /// # Errors
-    /// If they cannot be read; the error has the reason.
-    pub(crate) async fn read_sealed(&self, place: Place, bytes: u64) -> Result<Sealed, CopyFault> {
-        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
-        let blocks = read_blocks(&device.device, place.offset, bytes).await?;
-        self.add_transferred(bytes);
-        self.count_executed();
-        Ok(blocks)
     }
 
     /// True if tags alone show whether nodes are those that were written.
@@ -393,6 +423,13 @@ impl DeviceSet {
     /// Bytes of data transferred from the devices to this host since the set was opened, not counting superblocks.
     pub fn transferred_bytes(&self) -> u64 {
         self.transferred_bytes.get()
+    }
+
+    fn count_read(&self, read: &Result<Sealed, CopyFault>, bytes: u64) {
+        if read.is_ok() {
+            self.add_transferred(bytes);
+            self.count_executed();
+        }
     }
 
     /// Counts bytes that a request without data transferred.

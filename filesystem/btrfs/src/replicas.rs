@@ -215,7 +215,11 @@ impl Storage {
         for (_, piece) in pieces {
             // Chunks with parity are refused in such a filesystem, so a mirror is a copy.
             let place = *piece.copies.get(mirror % piece.copies.len().max(1)).ok_or(CopyFault::NoBlock)?;
-            let blocks = self.devices.read_sealed(place, piece.bytes).await?;
+            let demand = match written {
+                NodeWritten::In(generation) => self.devices.node_demand(place.devid, generation),
+                NodeWritten::AsItSays => None,
+            };
+            let (blocks, _) = self.devices.read_demanded(place, piece.bytes, demand).await?;
             parts.push(blocks.joined_data());
             read.push((place.devid, blocks));
         }

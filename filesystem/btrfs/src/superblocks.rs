@@ -181,8 +181,18 @@ pub(crate) async fn read_bytes(device: &DynDevice, offset: u64, bytes: u64) -> R
 
 /// Blocks of a device with their tags.
 pub(crate) async fn read_blocks(device: &DynDevice, offset: u64, bytes: u64) -> Result<Sealed, CopyFault> {
+    read_expecting(device, offset, bytes, Expectations::NONE).await
+}
+
+/// Blocks of a device whose tags are as expected.
+pub(crate) async fn read_expecting(
+    device: &DynDevice,
+    offset: u64,
+    bytes: u64,
+    expectations: Expectations,
+) -> Result<Sealed, CopyFault> {
     let extent = extent_of(device, offset, bytes).ok_or(CopyFault::NoBlock)?;
-    match device.execute(Request::read(extent, Expectations::NONE)).await {
+    match device.execute(Request::read(extent, expectations)).await {
         Ok(Response::Data(sealed)) => Ok(sealed),
         Ok(_) => unreachable!("gates answer reads with data"),
         Err(error) => Err(CopyFault::Unreadable(error)),

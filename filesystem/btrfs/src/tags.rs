@@ -258,6 +258,14 @@ mod tests {
                 assert_eq!(demand.check(&block(10, 9 + 65_534)), mismatch(10), "65,534 transactions later");
             }
         }
+        // What a device with several copies is asked for is never tolerant.
+        let demand = Demand { generation: 9, may_lack_tag: true };
+        let expected = demand.strict(FORMAT);
+        let passes = |app_tag, storage_tag| {
+            let one = sealblock_units::Extent::from_raw(7, 1).unwrap();
+            expected.check(one, &block(app_tag, storage_tag)).is_ok()
+        };
+        assert!(passes(10, 9) && !passes(0, 0) && !passes(0xFFFF, u64::MAX) && !passes(11, 10));
         let untagged = Sealed::seal(Slice::copy_from(&[1; 4096]), BlockSize::B4096, None, &Tags::default());
         let demand = Demand { generation: 9, may_lack_tag: false };
         assert_eq!(demand.check(&untagged), Ok(false));

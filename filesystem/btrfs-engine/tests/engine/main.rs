@@ -31,6 +31,7 @@ mod scan;
 mod subvolumes;
 mod tagged_images;
 mod tags;
+mod tags_mirror;
 mod tasks;
 mod verified_tags;
 mod workload;

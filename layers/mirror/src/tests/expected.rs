@@ -83,8 +83,10 @@ fn written(replicas: &[TestReplica]) -> u64 {
     replicas.iter().map(|replica| replica.written_blocks.get()).sum()
 }
 
-/// The blocks that a check lists, with the replica, the field and the values.
-fn listed(outcome: Outcome) -> Vec<(u64, usize, BadBlockCause, Option<u64>, Option<u64>)> {
+/// A block that a check lists: its replica, the field, and the expected and actual value.
+type Listed = (u64, usize, BadBlockCause, Option<u64>, Option<u64>);
+
+fn listed(outcome: Outcome) -> Vec<Listed> {
     let error = outcome.unwrap_err();
     let of = |bad: &BadBlock| {
         (
