@@ -45,16 +45,6 @@ pub fn datasum_of(inode: &InodeItem) -> Datasum {
     }
 }
 
-/// The flags that a new inode has of its directory's.
-pub(crate) fn inherited(directory: InodeFlags, kind: FileType, has_device_sums: bool) -> InodeFlags {
-    let inherits = match kind {
-        FileType::Directory => true,
-        FileType::Regular => has_device_sums,
-        _ => false,
-    };
-    directory & if inherits { InodeFlags::NODATASUM } else { InodeFlags::empty() }
-}
-
 impl<V: Items> Plan<'_, V> {
     /// Sets where the checksums of the data of an empty file are kept, or of those of new files in a directory.
     ///

@@ -17,7 +17,6 @@ use sealblock_btrfs_format::items::inode::{InodeFlags, InodeItem, Timespec};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use zerocopy::IntoBytes;
 
-use crate::datasum;
 use crate::plan::{Plan, PlanError};
 use crate::view::Items;
 
@@ -295,8 +294,17 @@ impl<V: Items> Plan<'_, V> {
         let mut flags = directory & if is_plain { InodeFlags::NOCOMPRESS } else { InodeFlags::COMPRESS };
         let has_no_cow = directory.contains(InodeFlags::NODATACOW);
         flags.set(InodeFlags::NODATACOW, has_no_cow);
-        flags.set(InodeFlags::NODATASUM, kind == FileType::Regular && (has_no_cow || !self.has_checksums()));
-        flags | datasum::inherited(directory, kind, self.context.has_device_sums)
+        let has_no_sums = match kind {
+            FileType::Regular => has_no_cow || !self.has_checksums(),
+            _ => false,
+        };
+        let inherits_datasum = match kind {
+            FileType::Directory => true,
+            FileType::Regular => self.context.has_device_sums,
+            _ => false,
+        };
+        flags.set(InodeFlags::NODATASUM, has_no_sums);
+        flags | directory & if inherits_datasum { InodeFlags::NODATASUM } else { InodeFlags::empty() }
     }
 
     /// The number of a new inode.

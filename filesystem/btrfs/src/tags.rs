@@ -115,12 +115,10 @@ impl Demand {
         Expectations::new(Checks { checks_escapes: true, ..self.checks(format) })
     }
 
-    /// Blocks that meet any of these have the tag, or lack one where they may.
-    pub(crate) fn lenient(&self, format: PiFormat) -> impl Iterator<Item = Expectations> + use<> {
+    /// Blocks that meet this have no tag; `None` if they must have one.
+    pub(crate) fn untagged(&self) -> Option<Expectations> {
         let app_tag = Some(Masked { expected: UNTAGGED, mask: u16::MAX });
-        // Blocks that were never written meet both.
-        let all = [self.checks(format), Checks { app_tag, ..Checks::NONE }].map(Expectations::new);
-        all.into_iter().take(if self.may_lack_tag { all.len() } else { 0 })
+        self.may_lack_tag.then_some(Expectations::new(Checks { app_tag, ..Checks::NONE }))
     }
 
     fn checks(&self, format: PiFormat) -> Checks {

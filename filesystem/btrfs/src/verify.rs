@@ -31,7 +31,7 @@ pub use files::verify_files;
 pub use ranges::MAX_RANGES;
 pub use repair::{Repaired, repair};
 pub use report::{
-    BadData, DataFault, FileUse, Finding, LostNode, MAX_FILES_LISTED, Report, Uses, Verdict, WhyUnchecked,
+    BadData, DataFault, FileUse, Finding, LostNode, MAX_FILES_LISTED, Report, Unattested, Uses, Verdict, WhyUnchecked,
 };
 pub use session::{
     MAX_LISTED, MAX_NODES, Mode, Progress, Unwatched, VerifyOptions, Watch, expected_bytes, why_unchecked,

@@ -152,6 +152,59 @@ fn found(disks: &Disks, is_lost: bool) -> BTreeMap<u64, BTreeSet<u64>> {
     all
 }
 
+/// Sectors that are damaged: bits change, the last write is lost, and a write that should have gone to the first place of a
+/// pair went to the second.
+struct Damages {
+    flipped: Vec<usize>,
+    lost: Vec<usize>,
+    misdirected: Vec<(usize, usize)>,
+}
+
+impl Damages {
+    fn new(random: &mut fastrand::Rng) -> Damages {
+        let mut sectors: Vec<usize> = (0..SECTORS).collect();
+        random.shuffle(&mut sectors);
+        let (flipped, rest) = sectors.split_at(FLIPS);
+        let (lost, rest) = rest.split_at(LOST);
+        let (from, to) = (&rest[..MISDIRECTED], &rest[MISDIRECTED..2 * MISDIRECTED]);
+        let misdirected = from.iter().copied().zip(to.iter().copied()).collect();
+        Damages { flipped: flipped.to_vec(), lost: lost.to_vec(), misdirected }
+    }
+
+    /// Damages one copy of each sector. Returns the places in the file.
+    fn apply(&self, disks: &Disks, before: &Before, ino: u64, random: &mut fastrand::Rng) -> BTreeSet<u64> {
+        let places = places(&disks.open(), ino);
+        let mut place_of = |index: usize| places[index][random.usize(..places[index].len())];
+        let was = |place: Place| before.borrow()[&(place.devid, place.offset / SECTOR as u64)].clone();
+        let memory = |place: Place| disks.memory(place.devid as usize - 1);
+        for index in &self.flipped {
+            let place = place_of(*index);
+            let damage = Corruption::Data { at: *index * 37 % SECTOR, mask: 1 << (index % 8) };
+            assert!(memory(place).damage(Lba::new(place.offset / SECTOR as u64), damage));
+        }
+        for index in &self.lost {
+            let place = place_of(*index);
+            put_back(disks, place, &was(place));
+        }
+        for (from, to) in &self.misdirected {
+            // The block of one place lies in the other, with its tags and so another reference tag.
+            let (from, to) = (place_of(*from), place_of(*to));
+            put_back(disks, to, &read_blocks(memory(from), from.offset / SECTOR as u64, 1));
+            let distance = (from.offset ^ to.offset) / SECTOR as u64;
+            // The reference tag is the end of the tuple.
+            for (at, mask) in (0..4).map(|byte| (15 - byte, (distance >> (8 * byte)) as u8)).filter(|one| one.1 != 0) {
+                memory(to).damage(Lba::new(to.offset / SECTOR as u64), Corruption::Tag { at, mask });
+            }
+            put_back(disks, from, &was(from));
+        }
+        let pairs = self.misdirected.iter().flat_map(|(from, to)| [from, to]);
+        let bad: BTreeSet<u64> =
+            self.flipped.iter().chain(&self.lost).chain(pairs).map(|index| (*index * SECTOR) as u64).collect();
+        assert_eq!(bad.len(), FLIPS + LOST + 2 * MISDIRECTED);
+        bad
+    }
+}
+
 #[test]
 fn damages_lost_and_misdirected_writes_are_found_with_both_kinds_of_checksums() {
     for (devices, options) in [(1, &["-m", "single"][..]), (2, &MIRROR)] {
@@ -175,44 +228,9 @@ fn damages_lost_and_misdirected_writes_are_found_with_both_kinds_of_checksums() 
         }
         drop(engine);
         assert_eq!(disks.verify(Mode::Auto).verdict(), Verdict::Clean);
-        let mut sectors: Vec<usize> = (0..SECTORS).collect();
-        random.shuffle(&mut sectors);
-        let (flipped, rest) = sectors.split_at(FLIPS);
-        let (lost, rest) = rest.split_at(LOST);
-        let (from, to) = (&rest[..MISDIRECTED], &rest[MISDIRECTED..2 * MISDIRECTED]);
+        let damages = Damages::new(&mut random);
         for subject in &mut subjects {
-            let places = places(&disks.open(), subject.ino);
-            let mut place_of = |index: usize| places[index][random.usize(..devices)];
-            let was = |place: Place| before.borrow()[&(place.devid, place.offset / SECTOR as u64)].clone();
-            for index in flipped {
-                let place = place_of(*index);
-                let damage = Corruption::Data { at: *index * 37 % SECTOR, mask: 1 << (index % 8) };
-                assert!(disks.memory(place.devid as usize - 1).damage(Lba::new(place.offset / SECTOR as u64), damage));
-            }
-            for index in lost {
-                let place = place_of(*index);
-                put_back(&disks, place, &was(place));
-            }
-            for (from, to) in from.iter().zip(to) {
-                // The block of one place lies in the other, with its tags and so another reference tag.
-                let (from, to) = (place_of(*from), place_of(*to));
-                let block = read_blocks(disks.memory(from.devid as usize - 1), from.offset / SECTOR as u64, 1);
-                put_back(&disks, to, &block);
-                let memory = disks.memory(to.devid as usize - 1);
-                let distance = (from.offset ^ to.offset) / SECTOR as u64;
-                for at in 0..3 {
-                    // The reference tag is the end of the tuple.
-                    let at_byte = 15 - at as usize;
-                    let mask = (distance >> (8 * at)) as u8;
-                    if mask != 0 {
-                        memory.damage(Lba::new(to.offset / SECTOR as u64), Corruption::Tag { at: at_byte, mask });
-                    }
-                }
-                put_back(&disks, from, &was(from));
-            }
-            let bad = flipped.iter().chain(lost).chain(from).chain(to).map(|index| (*index * SECTOR) as u64);
-            subject.bad = bad.collect();
-            assert_eq!(subject.bad.len(), FLIPS + LOST + 2 * MISDIRECTED);
+            subject.bad = damages.apply(&disks, &before, subject.ino, &mut random);
         }
         let expected: BTreeMap<_, _> = subjects.iter().map(|one| (one.ino, one.bad.clone())).collect();
         assert!(found(&disks, devices == 1) == expected, "each of them, and nothing else");

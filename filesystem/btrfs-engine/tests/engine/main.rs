@@ -29,6 +29,7 @@ mod rounds;
 mod rounds_model;
 mod scan;
 mod subvolumes;
+mod tag_rules;
 mod tagged_images;
 mod tags;
 mod tags_mirror;

@@ -62,7 +62,7 @@ pub fn overwrite(disks: &Disks, place: Place, generation: Option<u64>) {
 }
 
 /// Every copy has the tag of the transaction in the file's item, which is returned.
-fn assert_tagged(disks: &Disks, ino: u64, at: u64) -> u64 {
+pub fn assert_tagged(disks: &Disks, ino: u64, at: u64) -> u64 {
     let (places, generation) = places_of(disks, ino, at);
     for place in places {
         assert_eq!(tuple_at(disks, place).app_tag, tag_of(generation), "{place:?}");

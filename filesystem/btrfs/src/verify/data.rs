@@ -21,7 +21,7 @@ use super::copies::{comparable, compare};
 use super::report::{BadData, DataFault, Finding, Uses, WhyUnchecked};
 use super::seals;
 use super::session::{Session, Stopped, copy_of_data, is_unreachable, why_unchecked};
-use super::strips::{Strip, strips};
+use super::strips::{DIRECT_BYTES, Strip, strips};
 use crate::chunk_map::Located;
 use crate::cursor::{Cursor, TreeRoot};
 use crate::devices::Device;
@@ -34,8 +34,6 @@ use crate::tags::WrittenIn;
 const STRIPS_IN_FLIGHT: usize = 16;
 /// The maximum length of a strip that a device checks, and of a run.
 const MAX_OFFLOAD_BYTES: u64 = 64 << 20;
-/// A strip with a wrong checksum is halved down to this size, which is then read.
-pub(super) const DIRECT_BYTES: u64 = 64 << 10;
 
 /// Consecutive sectors, and their checksums.
 pub(super) struct Run {

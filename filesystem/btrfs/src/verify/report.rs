@@ -97,6 +97,17 @@ pub struct BadData {
     pub uses: Uses,
 }
 
+/// Data that a device found intact, and of which no tag shows that they were written last.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unattested {
+    /// Their logical address.
+    pub logical: u64,
+    /// The number of bytes.
+    pub bytes: u64,
+    /// The files that use them.
+    pub uses: Uses,
+}
+
 /// A finding.
 #[derive(Clone, Debug)]
 pub enum Finding {
@@ -329,6 +340,11 @@ pub struct Report {
     pub bytes_transferred: u64,
     /// True if devices computed checksums of data.
     pub is_offloaded: bool,
+    /// Data that are unattested ([`WhyUnchecked::Unattested`]) and the files that use them, up to the limit of listed
+    /// findings. A device that verifies a range says only that some of it is.
+    pub unattested: Vec<Unattested>,
+    /// True if more data than those are unattested.
+    pub has_more_unattested: bool,
     /// The findings, up to the limit of listed ones.
     pub findings: Vec<Finding>,
     /// The number of findings, listed or not.

@@ -11,10 +11,9 @@ use sealblock_block::{
     BadBlock, BadBlocks, Coverage, Device as _, Error, ErrorKind, Expectations, Outcome, Request, Response, VerifyStats,
 };
 
-use super::data::DIRECT_BYTES;
 use super::report::WhyUnchecked;
 use super::session::{Mode, Session, copy_of_data, is_unreachable};
-use super::strips::Strip;
+use super::strips::{DIRECT_BYTES, Strip};
 use crate::devices::Device;
 use crate::error::CopyFault;
 use crate::replicas::MAX_READ_BYTES;
@@ -101,13 +100,14 @@ async fn check_tags(session: &Session<'_>, device: &Device, strip: &Strip, (writ
         let (from, to) = part;
         let bytes = to - from;
         if session.options.mode != Mode::Emulate {
-            for (index, expected) in [demand.strict(format)].into_iter().chain(demand.lenient(format)).enumerate() {
+            // Either all have the tag, or none has one.
+            for (index, expected) in [demand.strict(format)].into_iter().chain(demand.untagged()).enumerate() {
                 match ask(session, device, strip, part, expected).await {
                     Answer::Good(coverage) if !coverage.is_sealed() => {
                         session.unchecked(WhyUnchecked::NoChecksum, bytes)
                     }
                     Answer::Good(_) if index == 0 => session.verified(bytes),
-                    Answer::Good(_) => session.unattested(bytes),
+                    Answer::Good(_) => session.unattested(strip, from, to),
                     Answer::Fault(fault) => {
                         let copy = copy_of_data(address(strip, from), strip.place_of(from), strip.mirror, fault);
                         session.bad_data(copy, bytes, Some(written));
@@ -130,16 +130,19 @@ async fn check_tags(session: &Session<'_>, device: &Device, strip: &Strip, (writ
 /// sector by sector.
 async fn check_by_reading(session: &Session<'_>, strip: &Strip, (from, to): (u64, u64), written: WrittenIn) {
     let (devices, sector) = (&session.fs.storage().devices, u64::from(session.fs.storage().geometry().sector_bytes));
-    let good = |bytes, is_attested| if is_attested { session.verified(bytes) } else { session.unattested(bytes) };
+    let good = |from, to, is_attested| match is_attested {
+        true => session.verified(to - from),
+        false => session.unattested(strip, from, to),
+    };
     if let Ok((_, is_attested)) = devices.read_tagged(strip.place_of(from), to - from, written).await {
         // Of blocks that may lack a tag, only those that do are unattested.
         if is_attested || to - from <= sector {
-            return good(to - from, is_attested);
+            return good(from, to, is_attested);
         }
     }
     for (at, logical) in strip.sectors(from, to, sector) {
         match devices.read_tagged(strip.place_of(at), sector, written).await {
-            Ok((_, is_attested)) => good(sector, is_attested),
+            Ok((_, is_attested)) => good(at, at + sector, is_attested),
             Err(fault) => {
                 let copy = copy_of_data(logical, strip.place_of(at), strip.mirror, fault);
                 session.bad_data(copy, sector, Some(written));
@@ -157,7 +160,7 @@ async fn check_intact(session: &Session<'_>, device: &Device, strip: &Strip, wri
     match verify(session, device, strip, (0, strip.bytes), Expectations::NONE).await {
         None => whole(CopyFault::NoBlock),
         Some(Ok(Response::Verified(stats))) => match count(session, stats).is_sealed() {
-            true => session.unattested(strip.bytes),
+            true => session.unattested(strip, 0, strip.bytes),
             false => session.unchecked(WhyUnchecked::NoChecksum, strip.bytes),
         },
         Some(Ok(_)) => unreachable!("gates answer a Verify with what it covered"),
@@ -184,7 +187,8 @@ fn take_bad_blocks(
 ) {
     let sector = u64::from(session.fs.storage().geometry().sector_bytes);
     let shift = device.device.geometry().block_size.shift();
-    let mut intact = strip.bytes;
+    // What is behind the last damaged sector.
+    let mut intact = 0;
     for (at, logical) in strip.sectors(0, strip.bytes, sector) {
         let place = strip.place_of(at);
         let lbas = (place.offset >> shift)..((place.offset + sector) >> shift);
@@ -192,7 +196,8 @@ fn take_bad_blocks(
         let error = BadBlocks::new(vec![*bad]).map(Error::from);
         let fault = error.map_or(CopyFault::NoBlock, CopyFault::Unreadable);
         session.bad_data(copy_of_data(logical, place, strip.mirror, fault), sector, written);
-        intact -= sector;
+        session.unattested(strip, intact, at);
+        intact = at + sector;
     }
-    session.unattested(intact);
+    session.unattested(strip, intact, strip.bytes);
 }

@@ -8,8 +8,9 @@ use sealblock_block::{Ability, Device as _, Error, ErrorKind};
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_integrity::combine::{Combiner, Crc32c};
 
-use super::ranges::MAX_RANGES;
-use super::report::{BadData, DataFault, Finding, Report, Uses, WhyUnchecked};
+use super::ranges::{MAX_RANGES, RangeList};
+use super::report::{BadData, DataFault, Finding, Report, Unattested, Uses, WhyUnchecked};
+use super::strips::Strip;
 use crate::chunk_map::Place;
 use crate::devices::Device;
 use crate::error::{BadCopy, CopyFault, FsError};
@@ -94,6 +95,8 @@ pub(super) struct Session<'a> {
     /// True if all data without checksums are listed, also those whose tags show nothing.
     lists_all: bool,
     report: RefCell<Report>,
+    /// Logical ranges of unattested data.
+    unattested: RefCell<RangeList>,
     expected_bytes: u64,
     /// Unchecked bytes that count as progress.
     progressed_bytes: Cell<u64>,
@@ -114,6 +117,7 @@ impl<'a> Session<'a> {
             watch,
             lists_all: false,
             report: RefCell::default(),
+            unattested: RefCell::new(RangeList::new(options.most_ranges)),
             expected_bytes: expected_bytes(fs),
             progressed_bytes: Cell::new(0),
             step_at: Cell::new(STEP_BYTES),
@@ -210,9 +214,28 @@ impl<'a> Session<'a> {
 
     /// Counts bytes without a checksum that a device found intact, and whose tags do not show that they are those that
     /// were written last.
-    pub fn unattested(&self, bytes: u64) {
-        self.verified(bytes);
-        *self.report.borrow_mut().unchecked.entry(WhyUnchecked::Unattested).or_default() += bytes;
+    pub fn unattested(&self, strip: &Strip, from: u64, to: u64) {
+        self.verified(to - from);
+        *self.report.borrow_mut().unchecked.entry(WhyUnchecked::Unattested).or_default() += to - from;
+        let sector = u64::from(self.fs.storage().geometry().sector_bytes);
+        let mut unattested = self.unattested.borrow_mut();
+        strip.sectors(from, to, sector).for_each(|(_, logical)| unattested.add(logical, logical + sector));
+    }
+
+    /// The unattested ranges, as many as are listed, and whether these are all.
+    pub fn unattested_ranges(&self) -> (Vec<(u64, u64)>, bool) {
+        let mut unattested = self.unattested.borrow_mut();
+        unattested.sort_and_merge();
+        let most = self.options.most_listed;
+        let listed: Vec<(u64, u64)> = unattested.iter().take(most).collect();
+        let is_all = !unattested.is_cut() && unattested.iter().count() == listed.len();
+        (listed, is_all)
+    }
+
+    /// Adds unattested data with their files to the report.
+    pub fn tell_unattested(&self, unattested: Vec<Unattested>, is_all: bool) {
+        let mut report = self.report.borrow_mut();
+        (report.unattested, report.has_more_unattested) = (unattested, !is_all);
     }
 
     /// Counts a node.

@@ -7,6 +7,8 @@ use smallvec::SmallVec;
 
 use crate::chunk_map::{ChunkMap, MapError, Place};
 
+/// A strip that a device finds not as it should be is halved down to this size, which is then read.
+pub(super) const DIRECT_BYTES: u64 = 64 << 10;
 /// The number of strips that may still grow while a run is divided: one for each device of a chunk.
 const OPEN_STRIPS: usize = 64;
 

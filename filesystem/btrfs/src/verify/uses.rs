@@ -1,4 +1,4 @@
-//! Finds the files that use damaged data.
+//! Finds the files that use damaged or unattested data.
 //!
 //! It searches the trees of all subvolumes again, because references in the extent tree may be damaged themselves. A
 //! leaf that several subvolumes share and that uses no damaged data is read only once.
@@ -12,7 +12,7 @@ use sealblock_btrfs_format::items::file_extent::FileExtent;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
 use super::leaves::stored_range;
-use super::report::{DataFault, FileUse, Finding, MAX_FILES_LISTED};
+use super::report::{DataFault, FileUse, Finding, MAX_FILES_LISTED, Unattested, Uses};
 use super::session::{Session, Stopped};
 use super::trees::Tree;
 use super::walk::NODES_IN_FLIGHT;
@@ -22,23 +22,20 @@ use crate::filesystem::Filesystem;
 use crate::replicas::Check;
 use crate::tags::WrittenIn;
 
-/// Damaged data, sorted, so that an extent finds the findings within it.
-struct Damage {
-    /// Logical address, bytes, and the index of the finding.
+/// Data whose files are looked for, sorted, so that an extent finds what is within it.
+struct Wanted {
+    /// Logical address, bytes, and the index among the uses.
     ranges: Vec<(u64, u64, usize)>,
     longest: u64,
 }
 
-impl Damage {
-    fn of(findings: &[Finding]) -> Damage {
-        let of_data = findings.iter().enumerate().filter_map(|(index, finding)| match finding {
-            Finding::Data(data) => Some((data.logical, data.bytes, index)),
-            _ => None,
-        });
-        let mut ranges: Vec<(u64, u64, usize)> = of_data.collect();
+impl Wanted {
+    fn of(ranges: impl Iterator<Item = (u64, u64)>) -> Wanted {
+        let mut ranges: Vec<(u64, u64, usize)> =
+            ranges.enumerate().map(|(index, (logical, bytes))| (logical, bytes, index)).collect();
         ranges.sort_unstable();
         let longest = ranges.iter().map(|range| range.1).max().unwrap_or_default();
-        Damage { ranges, longest }
+        Wanted { ranges, longest }
     }
 
     /// The entries that overlap a range.
@@ -49,55 +46,66 @@ impl Damage {
     }
 }
 
-/// Finds the files that use damaged data, in the key ranges of the trees of subvolumes, and whether these data can be
-/// restored.
+/// Finds the files that use damaged and unattested data, in the key ranges of the trees of subvolumes, and whether damaged
+/// data can be restored.
 pub(super) async fn attribute(session: &Session<'_>, trees: impl Iterator<Item = Tree>) -> Result<(), Stopped> {
     let mut findings = session.take_findings();
-    let damage = Damage::of(&findings);
+    let (unattested, is_all) = session.unattested_ranges();
+    let of_data = |finding: &Finding| match finding {
+        Finding::Data(data) => Some((data.logical, data.bytes)),
+        _ => None,
+    };
+    let damaged = findings.iter().filter_map(of_data);
+    let wanted = Wanted::of(damaged.chain(unattested.iter().map(|(start, end)| (*start, end - start))));
+    let mut uses = vec![Uses::default(); wanted.ranges.len()];
     let (mut harmless, mut roots) = (HashSet::new(), Vec::new());
     let mut ended = Ok(());
     for tree in trees {
         roots.push(tree.root);
-        if !damage.ranges.is_empty() && ended.is_ok() {
-            ended = search(session, &tree, &damage, &mut harmless, &mut findings).await;
+        if !wanted.ranges.is_empty() && ended.is_ok() {
+            ended = search(session, &tree, &wanted, &mut harmless, &mut uses).await;
         }
     }
-    add_names(session.fs, &roots, &mut Names::default(), &mut findings).await;
+    let mut names = Names::default();
+    for files in uses.iter_mut().map(|uses| &mut uses.files) {
+        for file in &mut *files {
+            names.add_to(session.fs, &roots, file).await;
+        }
+        files.sort();
+    }
+    let mut uses = uses.into_iter();
+    for finding in &mut findings {
+        if let Finding::Data(data) = finding {
+            data.uses = uses.next().unwrap_or_default();
+        }
+    }
+    let tell = |((start, end), uses): ((u64, u64), Uses)| Unattested { logical: start, bytes: end - start, uses };
+    session.tell_unattested(unattested.into_iter().zip(uses).map(tell).collect(), is_all);
     find_lost(session.fs, &mut findings).await;
     session.put_findings(findings);
     ended
 }
 
-/// Adds an extent of a file to the findings within it; true if there are any.
-fn take_extent(findings: &mut [Finding], damage: &Damage, subvolume: u64, key: Key, data: &[u8]) -> bool {
+/// Adds an extent of a file to what is within it; true if there is any.
+fn take_extent(uses: &mut [Uses], wanted: &Wanted, subvolume: u64, key: Key, data: &[u8]) -> bool {
     let Ok(extent) = FileExtent::decode(data) else { return false };
     let mut has_some = false;
-    for (logical, bytes, index) in stored_range(&extent).into_iter().flat_map(|(start, end)| damage.within(start, end))
+    for (logical, bytes, index) in stored_range(&extent).into_iter().flat_map(|(start, end)| wanted.within(start, end))
     {
         has_some = true;
         let (offset, bytes) = concerned(key.offset, &extent, logical, bytes);
-        add_use(&mut findings[index], subvolume, key.objectid, offset, bytes);
+        add_use(&mut uses[index], subvolume, key.objectid, offset, bytes);
     }
     has_some
-}
-
-async fn add_names(fs: &Filesystem, trees: &[TreeRoot], names: &mut Names, findings: &mut [Finding]) {
-    for finding in findings {
-        let Finding::Data(data) = finding else { continue };
-        for file in &mut data.uses.files {
-            names.add_to(fs, trees, file).await;
-        }
-        data.uses.files.sort();
-    }
 }
 
 /// Walks the key ranges of a tree, several nodes at once.
 async fn search(
     session: &Session<'_>,
     tree: &Tree,
-    damage: &Damage,
+    wanted: &Wanted,
     harmless: &mut HashSet<u64>,
-    findings: &mut [Finding],
+    uses: &mut [Uses],
 ) -> Result<(), Stopped> {
     let load = |(expected, before): (Expected, Option<Key>)| async move {
         (expected, before, session.fs.nodes().load(&expected).await)
@@ -124,7 +132,7 @@ async fn search(
         let mut is_harmless = true;
         for (key, data) in view.entries().filter(|(key, _)| key.item_type == ItemType::EXTENT_DATA) {
             if tree.wants(key, key.next()) {
-                is_harmless &= !take_extent(findings, damage, tree.root.id, key, data);
+                is_harmless &= !take_extent(uses, wanted, tree.root.id, key, data);
             }
         }
         // If only parts of one tree are wanted, another tree may want the rest of this node.
@@ -146,13 +154,12 @@ fn concerned(start: u64, extent: &FileExtent, logical: u64, bytes: u64) -> (u64,
     (start.saturating_add(from - first), to - from)
 }
 
-fn add_use(finding: &mut Finding, subvolume: u64, ino: u64, offset: u64, bytes: u64) {
-    let Finding::Data(data) = finding else { return };
-    if data.uses.files.len() < MAX_FILES_LISTED {
+fn add_use(uses: &mut Uses, subvolume: u64, ino: u64, offset: u64, bytes: u64) {
+    if uses.files.len() < MAX_FILES_LISTED {
         let file = FileUse { subvolume, subvolume_path: None, ino, offset, bytes, paths: Vec::new() };
-        data.uses.files.push(file);
+        uses.files.push(file);
     } else {
-        data.uses.more += 1;
+        uses.more += 1;
     }
 }
 
@@ -215,20 +222,13 @@ async fn is_lost_everywhere(fs: &Filesystem, logical: u64, bytes: u64, written: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chunk_map::MapError;
-    use crate::verify::report::{BadData, Uses};
-
-    fn finding(logical: u64, bytes: u64) -> Finding {
-        let fault = DataFault::Unmapped(MapError::Unmapped(logical));
-        Finding::Data(Box::new(BadData { logical, bytes, fault, uses: Uses::default() }))
-    }
 
     #[test]
-    fn an_extent_finds_the_damage_within_it_and_no_other() {
-        let findings = [finding(8192, 4096), finding(0, 4096), finding(100, 1 << 20), finding(8192, 4096)];
-        let damage = Damage::of(&findings);
+    fn an_extent_finds_what_is_within_it_and_nothing_else() {
+        let ranges = [(8192, 4096), (0, 4096), (100, 1 << 20), (8192, 4096)];
+        let wanted = Wanted::of(ranges.into_iter());
         let within = |start, end| {
-            let mut found: Vec<usize> = damage.within(start, end).map(|(_, _, index)| index).collect();
+            let mut found: Vec<usize> = wanted.within(start, end).map(|(_, _, index)| index).collect();
             found.sort_unstable();
             found
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indicatif::HumanBytes;
 use sealblock_btrfs::tags::{TagMismatch, tag_of};
-use sealblock_btrfs::verify::{BadData, DataFault, FileUse, Finding, Report, Uses, Verdict, WhyUnchecked};
+use sealblock_btrfs::verify::{BadData, DataFault, FileUse, Finding, Report, Unattested, Uses, Verdict, WhyUnchecked};
 use sealblock_btrfs::{BadCopy, CopyFault, Place};
 use sealblock_btrfs_format::refusal::Rule;
 use serde::Serialize;
@@ -14,6 +14,9 @@ use super::place::{WhyFilesOlder, printable};
 use super::reseal::{RepairReport, ResealReport};
 use crate::exit::Exit;
 use crate::interrupt;
+
+/// Ranges of unattested data that are printed; JSON lists more.
+const MAX_UNATTESTED_LINES: usize = 20;
 
 /// The outcome of a verification.
 pub(super) struct Outcome {
@@ -45,6 +48,8 @@ pub(super) struct JsonReport<'a> {
     errors: Vec<JsonError>,
     errors_unlisted: u64,
     unchecked: Vec<JsonUnchecked>,
+    unattested: Vec<JsonUnattested>,
+    unattested_unlisted: bool,
     may_be_older: Option<&'static str>,
     repaired: Option<&'a RepairReport>,
     resealed: Option<&'a ResealReport>,
@@ -56,6 +61,15 @@ struct JsonUnchecked {
     reason: &'static str,
     bytes: u64,
     why: String,
+}
+
+/// Data that no tag shows to be those that were written last.
+#[derive(Serialize)]
+struct JsonUnattested {
+    logical: u64,
+    bytes: u64,
+    files: Vec<JsonFile>,
+    files_unlisted: u64,
 }
 
 #[derive(Serialize, Default)]
@@ -137,6 +151,8 @@ impl Outcome {
             errors: report.findings.iter().map(|finding| self.error(finding)).collect(),
             errors_unlisted: report.damage_count - report.findings.len() as u64,
             unchecked: unchecked.chain(older).collect(),
+            unattested: report.unattested.iter().map(unattested).collect(),
+            unattested_unlisted: report.has_more_unattested,
             may_be_older: self.older.as_ref().map(|older| older.name),
             repaired: self.repaired.as_ref(),
             resealed: self.resealed.as_ref(),
@@ -259,6 +275,11 @@ fn values(fault: &CopyFault) -> Option<(String, String)> {
     Some((format!("{:?}", mismatch.stored), format!("{:?}", mismatch.computed)))
 }
 
+fn unattested(data: &Unattested) -> JsonUnattested {
+    let files = data.uses.files.iter().map(json_file).collect();
+    JsonUnattested { logical: data.logical, bytes: data.bytes, files, files_unlisted: data.uses.more }
+}
+
 fn json_file(file: &FileUse) -> JsonFile {
     JsonFile {
         subvolume: file.subvolume,
@@ -270,12 +291,17 @@ fn json_file(file: &FileUse) -> JsonFile {
     }
 }
 
-/// A line for each thing that is damaged.
+/// A line for each thing that is damaged, and for the first ranges of data that are unattested.
 pub(super) fn lines(outcome: &Outcome) -> impl Iterator<Item = String> + use<'_> {
-    outcome.report.findings.iter().map(|finding| match finding {
+    let damage = outcome.report.findings.iter().map(|finding| match finding {
         Finding::Data(data) => data_line(outcome, data),
         other => other.to_string(),
-    })
+    });
+    let report = &outcome.report;
+    let named = report.unattested.iter().filter(|data| !data.uses.files.is_empty());
+    let unattested = named.take(MAX_UNATTESTED_LINES).map(|data| format!("unattested: {}", files(&data.uses)));
+    let is_cut = report.has_more_unattested || report.unattested.len() > MAX_UNATTESTED_LINES;
+    damage.chain(unattested).chain(is_cut.then(|| "unattested: more, which --json lists".to_owned()))
 }
 
 fn data_line(outcome: &Outcome, data: &BadData) -> String {
