@@ -18,11 +18,11 @@ use sealblock_btrfs_format::superblock::Geometry;
 use sealblock_runtime_memory::{Buffer, Slice};
 use zerocopy::FromBytes;
 
-use crate::chunk_map::{ChunkMap, Located, Row};
+use crate::chunk_map::{ChunkMap, Located, Place, Row};
 use crate::devices::{Device, DeviceSet};
 use crate::error::{BadCopy, CopyFault, FsError, Lost};
 use crate::parity::{self, Role};
-use crate::tags::WrittenIn;
+use crate::tags::{TagMismatch, TagState, WrittenIn};
 
 /// The maximum bytes of one request to a device.
 pub const MAX_READ_BYTES: u64 = 1 << 20;
@@ -286,7 +286,16 @@ impl Storage {
         for mirror in self.order(located) {
             let fault = match self.read_checkable(located, mirror, check).await {
                 Ok((data, is_attested)) => match check.first_bad(&data, self.geometry()) {
-                    None => return Ok(Verified { data, bad, is_attested }),
+                    None if is_attested => return Ok(Verified { data, bad, is_attested }),
+                    None => match self.attested_other(located, mirror, check).await {
+                        Other::Attested(found) if found[..] == data[..] => {
+                            return Ok(Verified { data: found, bad, is_attested: true });
+                        }
+                        Other::None => return Ok(Verified { data, bad, is_attested }),
+                        Other::Attested(_) | Other::InPart => {
+                            return self.read_sectors(logical, located, check, bad).await;
+                        }
+                    },
                     Some(_) => return self.read_sectors(logical, located, check, bad).await,
                 },
                 // If a device cannot read a whole piece, it may still be able to read most of its sectors.
@@ -321,6 +330,29 @@ impl Storage {
         }
     }
 
+    /// Another mirror than this one, which passed without proof, whose tags prove that it is what was written. Data that
+    /// are written in place may be newer in a copy without tags, so no copy of them counts more than another.
+    pub(crate) async fn attested_other(&self, located: &Located, mirror: usize, check: Check<'_>) -> Other {
+        let Check::Tags(written) = check else { return Other::None };
+        if written.is_in_place || located.row.is_some() {
+            return Other::None;
+        }
+        let mut is_in_part = false;
+        let is_demanded = |place: &Place| self.devices.demand(place.devid, written).is_some();
+        for other in self.order(located).filter(|other| *other != mirror && is_demanded(&located.copies[*other])) {
+            if self.is_stale(located, other) {
+                continue;
+            }
+            match self.devices.read_with_tags(located.copies[other], located.bytes, written).await {
+                Ok((data, true, _)) => return Other::Attested(data),
+                Ok((_, false, TagState::Untagged)) => {}
+                // Some of its sectors may be attested.
+                Ok(_) | Err(_) => is_in_part = located.bytes > u64::from(self.geometry().sector_bytes),
+            }
+        }
+        if is_in_part { Other::InPart } else { Other::None }
+    }
+
     /// Reads a piece sector by sector, each from the first mirror in which it passes.
     async fn read_sectors(
         &self,
@@ -341,9 +373,21 @@ impl Storage {
                 let fault = match self.read_checkable(&part, mirror, check).await {
                     Ok((read, is_shown)) => match check.first_bad(&read, self.geometry()) {
                         None => {
-                            out.copy_from_slice(&read);
-                            is_attested &= is_shown;
+                            let other = match is_shown {
+                                true => Other::None,
+                                false => self.attested_other(&part, mirror, check).await,
+                            };
                             is_good = true;
+                            let Other::Attested(found) = other else {
+                                out.copy_from_slice(&read);
+                                is_attested &= is_shown;
+                                break;
+                            };
+                            out.copy_from_slice(&found);
+                            if let (Check::Tags(written), false) = (check, found[..] == read[..]) {
+                                let fault = CopyFault::Tag(TagMismatch::untagged(written.generation));
+                                copies.push(self.bad_copy(logical, &part, mirror, fault));
+                            }
                             break;
                         }
                         Some(mismatch) => CopyFault::Checksum(mismatch),
@@ -359,6 +403,16 @@ impl Storage {
         }
         Ok(Verified { data: data.freeze(), bad, is_attested })
     }
+}
+
+/// What the other mirrors of data show whose own tags show nothing.
+pub(crate) enum Other {
+    /// These are the data that were written.
+    Attested(Slice),
+    /// Some sectors may be shown.
+    InPart,
+    /// Nothing.
+    None,
 }
 
 impl Check<'_> {

@@ -65,6 +65,8 @@ pub enum TagState {
     Own,
     /// Some have none, and the others its tag.
     Lacking,
+    /// None has any tag.
+    Untagged,
     /// Some have the tag of another transaction.
     Other(u16),
 }
@@ -72,16 +74,34 @@ pub enum TagState {
 impl TagState {
     /// That of some blocks.
     pub fn of(blocks: &Sealed, generation: u64) -> TagState {
-        let Some(format) = blocks.format() else { return TagState::Lacking };
-        let mut state = TagState::Own;
+        let Some(format) = blocks.format() else { return TagState::Untagged };
+        let (mut has_own, mut has_none) = (false, false);
         for tuple in blocks.tuples() {
             match tuple.app_tag {
-                tag if tag == tag_of(generation) && tuple.storage_tag == storage_tag(format, generation) => {}
-                UNTAGGED | UNWRITTEN => state = TagState::Lacking,
+                tag if tag == tag_of(generation) && tuple.storage_tag == storage_tag(format, generation) => {
+                    has_own = true
+                }
+                UNTAGGED | UNWRITTEN => has_none = true,
                 tag => return TagState::Other(tag),
             }
         }
-        state
+        match (has_own, has_none) {
+            (_, false) => TagState::Own,
+            (true, true) => TagState::Lacking,
+            (false, true) => TagState::Untagged,
+        }
+    }
+}
+
+impl TagMismatch {
+    /// True if there is no tag, as in what another program wrote.
+    pub(crate) fn is_untagged(&self) -> bool {
+        self.actual == UNTAGGED
+    }
+
+    /// Data that lack the tag of a transaction, and are not those of another copy that has it.
+    pub(crate) fn untagged(generation: u64) -> TagMismatch {
+        TagMismatch { generation, actual: UNTAGGED }
     }
 }
 
@@ -136,8 +156,8 @@ impl Demand {
         let mismatch = |actual| Err(TagMismatch { generation: self.generation, actual });
         match TagState::of(read, self.generation) {
             TagState::Own => Ok(true),
-            TagState::Lacking if self.may_lack_tag || read.format().is_none() => Ok(false),
-            TagState::Lacking => {
+            TagState::Lacking | TagState::Untagged if self.may_lack_tag || read.format().is_none() => Ok(false),
+            TagState::Lacking | TagState::Untagged => {
                 let lacking = read.tuples().map(|tuple| tuple.app_tag).find(|tag| matches!(*tag, UNTAGGED | UNWRITTEN));
                 mismatch(lacking.unwrap_or(UNTAGGED))
             }

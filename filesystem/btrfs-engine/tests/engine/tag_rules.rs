@@ -267,3 +267,101 @@ fn a_copy_that_is_healed_has_the_tags_of_the_good_one() {
     assert_eq!(tuple_at(&disks, places[0]).app_tag, 0);
     assert_unattested(&disks, 20);
 }
+
+/// Writes other data without a tag, as if a write of the engine's had been lost.
+fn lose_write(disks: &Disks, file: u64, sector: usize) -> u64 {
+    let (places, generation) = places_of(disks, file, at(sector));
+    overwrite(disks, *places.iter().find(|place| place.devid == 1).unwrap(), None);
+    generation
+}
+
+/// Linux writes something else.
+fn let_linux_write(disks: &Disks) {
+    disks.save();
+    let mount = Mount::new(&disks.images, "noatime").unwrap();
+    std::fs::write(mount.path("linux"), [5; SECTOR]).unwrap();
+    mount.unmount().unwrap();
+    disks.load();
+}
+
+#[test]
+fn a_copy_that_is_proven_is_read_before_one_that_is_not() {
+    for how in ["Linux wrote", "tags lost"] {
+        let Some(disks) = Disks::make(2, 256, &MIRROR) else { return };
+        let engine = engine_on(&disks);
+        let file = create(&engine, "file", Kind::NoSum);
+        write(&engine, file, 0, &[1; 100 * SECTOR]);
+        block_on(engine.commit()).unwrap();
+        drop(engine);
+        match how {
+            "Linux wrote" => let_linux_write(&disks),
+            _ => lose_tags(disks.memory(0)),
+        }
+        let generation = lose_write(&disks, file, 50);
+        assert!(read_committed(&disks, file) == [1; 100 * SECTOR], "{how}");
+        // A write of some bytes keeps the others, and what was bad is written anew.
+        let engine = engine_on(&disks);
+        assert_content(&engine, file, &[1; 100 * SECTOR]);
+        let mut content = vec![1; 100 * SECTOR];
+        content[50 * SECTOR + 7..][..10].fill(9);
+        write(&engine, file, at(50) + 7, &[9; 10]);
+        assert_content(&engine, file, &content);
+        block_on(engine.commit()).unwrap();
+        drop(engine);
+        assert!(read_committed(&disks, file) == content, "{how}");
+        assert_eq!(disks.verify(Mode::Auto).damage_count, 0, "{how}");
+        let places = places_of(&disks, file, at(50)).0;
+        assert!(places.iter().all(|place| tuple_at(&disks, *place).app_tag != 0 && generation > 0), "{how}");
+    }
+}
+
+#[test]
+fn a_copy_that_linux_repaired_is_not_damaged() {
+    let Some(disks) = Disks::make(2, 256, &MIRROR) else { return };
+    let engine = engine_on(&disks);
+    let file = create(&engine, "file", Kind::NoSum);
+    write(&engine, file, 0, &[0xee; 10 * SECTOR]);
+    block_on(engine.commit()).unwrap();
+    drop(engine);
+    // Linux writes a copy that it cannot read from the other one, without a tag and without a transaction.
+    let (places, _) = places_of(&disks, file, at(5));
+    overwrite(&disks, places[0], None);
+    assert_unattested(&disks, 1);
+    assert!(read_committed(&disks, file) == [0xee; 10 * SECTOR]);
+    // If it is not the same, it is damaged, and so it is without any proof.
+    let engine = engine_on(&disks);
+    write(&engine, file, 0, &[1; 10 * SECTOR]);
+    block_on(engine.commit()).unwrap();
+    drop(engine);
+    let (places, _) = places_of(&disks, file, at(5));
+    overwrite(&disks, places[0], None);
+    assert_eq!(disks.verify(Mode::Auto).damage_count, 1);
+    overwrite(&disks, places[1], None);
+    assert_eq!(disks.verify(Mode::Auto).damage_count, 2);
+}
+
+#[test]
+fn items_that_linux_joins_are_resealed() {
+    let Some(disks) = Disks::make(1, 256, &ONE) else { return };
+    let engine = engine_on(&disks);
+    let file = create(&engine, "file", Kind::NoSum);
+    block_on(engine.allocate_range(ROOT, file, (0, at(16)), false)).unwrap();
+    write(&engine, file, at(4), &[1; SECTOR]);
+    block_on(engine.commit()).unwrap();
+    drop(engine);
+    disks.save();
+    let mount = Mount::new(&disks.images, "noatime").unwrap();
+    let mut linux = FileOptions::new().write(true).open(mount.path("file")).unwrap();
+    linux.seek(SeekFrom::Start(at(5))).unwrap();
+    linux.write_all(&[2; SECTOR]).unwrap();
+    drop(linux);
+    mount.unmount().unwrap();
+    disks.load();
+    let [four, five] = [4, 5].map(|sector| places_of(&disks, file, at(sector)).1);
+    assert_eq!(disks.verify(Mode::Auto).damage_count, 0);
+    let resealed = crate::verified_tags::reseal(&disks);
+    assert_eq!(resealed.refused_count, 0, "transactions {four} and {five}: {resealed:?}");
+    assert_clean(&disks);
+    let content = read_committed(&disks, file);
+    assert!(content[4 * SECTOR..5 * SECTOR] == [1; SECTOR] && content[5 * SECTOR..6 * SECTOR] == [2; SECTOR]);
+}

@@ -16,7 +16,7 @@ use super::session::{Mode, Session, copy_of_data, is_unreachable};
 use super::strips::{DIRECT_BYTES, Strip};
 use crate::devices::Device;
 use crate::error::CopyFault;
-use crate::replicas::MAX_READ_BYTES;
+use crate::replicas::{Check, MAX_READ_BYTES, Other};
 use crate::superblocks::extent_of;
 use crate::tags::{Demand, WrittenIn};
 
@@ -143,11 +143,28 @@ async fn check_by_reading(session: &Session<'_>, strip: &Strip, (from, to): (u64
     for (at, logical) in strip.sectors(from, to, sector) {
         match devices.read_tagged(strip.place_of(at), sector, written).await {
             Ok((_, is_attested)) => good(at, at + sector, is_attested),
+            // Linux repairs a copy that it could not read from another one, and gives it no tag.
+            Err(CopyFault::Tag(bad))
+                if bad.is_untagged() && equals_attested(session, strip, at, logical, written).await =>
+            {
+                session.unattested(strip, at, at + sector);
+            }
             Err(fault) => {
                 let copy = copy_of_data(logical, strip.place_of(at), strip.mirror, fault);
                 session.bad_data(copy, sector, Some(written));
             }
         }
+    }
+}
+
+/// True if another copy of a sector is attested, and this one is the same.
+async fn equals_attested(session: &Session<'_>, strip: &Strip, at: u64, logical: u64, written: WrittenIn) -> bool {
+    let (storage, sector) = (session.fs.storage(), u64::from(session.fs.storage().geometry().sector_bytes));
+    let Ok(located) = storage.map.locate(logical, sector) else { return false };
+    let other = storage.attested_other(&located, strip.mirror, Check::Tags(written)).await;
+    match (other, storage.devices.read(strip.place_of(at), sector).await) {
+        (Other::Attested(found), Ok(own)) => found[..] == own[..],
+        _ => false,
     }
 }
 

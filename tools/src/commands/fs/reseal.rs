@@ -85,7 +85,7 @@ impl ResealReport {
         let more = (self.refused_unlisted > 0).then(|| format!("not resealed: {} more", self.refused_unlisted));
         let end = match self.complete {
             true => "all data without checksums have their tags",
-            false => "tags are not demanded of older data",
+            false => "not all data have their tags, so no more are demanded than before",
         };
         refused.chain(more).chain([format!("resealed: {} bytes; {end}", self.bytes)]).collect()
     }
