@@ -8,15 +8,15 @@
 //! Invariants:
 //! - The record changes only when every copy of all data without checksums has its tag, and all these are durable.
 //! - What is known to be damaged gets no tag: a copy that cannot be read, one without the tag that is demanded of it, and
-//!   copies that differ from each other, unless one of them has a demanded tag. Where nothing is demanded, another tag
+//!   copies that differ from each other. If one of them has a demanded tag, the others are written anew from it. Where nothing is demanded, another tag
 //!   means nothing: Linux gives items that it joins its own transaction.
 //! - Nothing else changes the filesystem meanwhile.
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_btrfs::FsError;
 use sealblock_btrfs::chunk_map::{Located, Place};
 use sealblock_btrfs::tags::{TagState, WrittenIn};
 use sealblock_btrfs::verify::{Progress, Unsummed, Watch};
+use sealblock_btrfs::{CopyFault, FsError};
 use sealblock_runtime_memory::Slice;
 
 use crate::engine::{Engine, EngineError};
@@ -149,30 +149,40 @@ impl Engine {
     }
 
     async fn try_reseal(&self, written: WrittenIn, located: &Located) -> Result<u64, Not> {
-        let mut copies = Vec::new();
+        let (mut copies, mut bad) = (Vec::new(), Vec::new());
         for place in &located.copies {
-            let refused = |why: String| Not::Refused(format!("device {}: {why}", place.devid));
             match self.devices().read_with_tags(*place, located.bytes, written).await {
                 Ok((data, is_attested, state)) => copies.push(Copy { place: *place, data, state, is_attested }),
-                Err(fault) => return Err(refused(fault.to_string())),
+                Err(fault) => bad.push((*place, fault)),
             }
         }
-        // What is attested is right. Otherwise all copies must agree.
-        let Some(right) = copies.iter().find(|copy| copy.is_attested).or(copies.first()) else { return Ok(0) };
-        if !right.is_attested && copies.iter().any(|copy| copy.data[..] != right.data[..]) {
-            return Err(Not::Refused("its copies differ".into()));
-        }
+        let right = copies.iter().find(|copy| copy.is_attested).or(copies.first());
+        // What is attested is right. Otherwise all copies must be good, and agree.
+        let right = match (right, bad.first()) {
+            (Some(right), _) if right.is_attested => right,
+            (_, Some((place, fault))) => return Err(Not::Refused(format!("device {}: {fault}", place.devid))),
+            (Some(right), None) if copies.iter().all(|copy| copy.data[..] == right.data[..]) => right,
+            (Some(_), None) => return Err(Not::Refused("its copies differ".into())),
+            (None, None) => return Ok(0),
+        };
+        let lacks = |copy: &&Copy| copy.state != TagState::Own || copy.data[..] != right.data[..];
+        let lacking = copies.iter().filter(lacks).map(|copy| copy.place);
+        let damaged = bad.iter().filter(|(_, fault)| matches!(fault, CopyFault::Tag(_) | CopyFault::Unreadable(_)));
         let mut bytes = 0;
-        for copy in copies.iter().filter(|copy| copy.state != TagState::Own || copy.data[..] != right.data[..]) {
-            let tagged = self.devices().write_tagged(copy.place, right.data.clone(), Some(written.generation)).await;
+        for place in lacking.chain(damaged.map(|(place, _)| *place)) {
+            let tagged = self.devices().write_tagged(place, right.data.clone(), Some(written.generation)).await;
             if let Err(fault) = tagged {
-                self.device_failed(copy.place.devid, &fault);
-                let why = format!("device {} cannot be written: {fault}", copy.place.devid);
+                self.device_failed(place.devid, &fault);
+                let why = format!("device {} cannot be written: {fault}", place.devid);
                 return Err(Not::Failed(FsError::NotWritable(why).into()));
             }
             bytes += located.bytes;
         }
-        Ok(bytes)
+        // What is on a device that is not there, or missed transactions, stays as it is.
+        match bad.iter().find(|(_, fault)| !matches!(fault, CopyFault::Tag(_) | CopyFault::Unreadable(_))) {
+            Some((place, fault)) => Err(Not::Refused(format!("device {}: {fault}", place.devid))),
+            None => Ok(bytes),
+        }
     }
 }
 

@@ -328,6 +328,8 @@ fn a_copy_that_linux_repaired_is_not_damaged() {
     overwrite(&disks, places[0], None);
     assert_unattested(&disks, 1);
     assert!(read_committed(&disks, file) == [0xee; 10 * SECTOR]);
+    assert_eq!(crate::verified_tags::reseal(&disks).refused_count, 0);
+    assert_clean(&disks);
     // If it is not the same, it is damaged, and so it is without any proof.
     let engine = engine_on(&disks);
     write(&engine, file, 0, &[1; 10 * SECTOR]);
