@@ -13,7 +13,7 @@
 //!   of the device without its tags: nothing is demanded of such a device.
 //! - Nodes have tags only in a filesystem without checksums, which no other program writes. So on a device that has shown
 //!   that it keeps its tags, each block of a node must have that of its node's transaction, and nothing else passes
-//!   ([`Demand::of_node`]). On any other device nothing shows whether a node is the one that was written.
+//!   (`Demand::of_node`). On any other device nothing shows whether a node is the one that was written.
 //! - Data that are written in place keep the number of their extent. Another program that has written since may have
 //!   written them, so nothing is demanded then. It may also have ended before its transaction: so data in place may lack a
 //!   tag at any time. Those of an earlier write to the same place pass.
