@@ -8,9 +8,12 @@
 //! Invariants:
 //! - The record changes only when every copy of all data without checksums has its tag, and all these are durable.
 //! - What is known to be damaged gets no tag: a copy that cannot be read, one without the tag that is demanded of it, and
-//!   copies that differ from each other. If one of them has a demanded tag, the others are written anew from it. Where nothing is demanded, another tag
+//!   copies that differ from each other. If one of them has a demanded tag, the others are written anew from it, but not
+//!   in a file that is written in place: there a copy without a tag may be newer. Where nothing is demanded, another tag
 //!   means nothing: Linux gives items that it joins its own transaction.
 //! - Nothing else changes the filesystem meanwhile.
+
+use std::cell::Cell;
 
 use futures_util::stream::{self, StreamExt};
 use sealblock_btrfs::chunk_map::{Located, Place};
@@ -81,27 +84,27 @@ impl Engine {
             storage.map.locate(start, end - start).map_or(0, |located| located.copies.len() as u64)
         };
         let expected_bytes = data.iter().map(|(_, start, end)| (end - start) * copies(*start, *end)).sum();
-        let mut pieces = Vec::new();
-        for (written, start, end) in data {
-            pieces
-                .extend(storage.pieces(*start, end - start)?.into_iter().map(|(at, located)| (*written, at, located)));
-        }
         let mut all = Resealed { is_whole: true, ..Resealed::default() };
-        let reseal = |(written, at, located): (WrittenIn, u64, Located)| async move {
+        let is_stopped = Cell::new(false);
+        let pieces = data.iter().take_while(|_| !is_stopped.get()).flat_map(|(written, start, end)| {
+            let pieces = storage.pieces(*start, end - start);
+            let of_range = pieces.map_or_else(|error| vec![Err(error)], |pieces| pieces.into_iter().map(Ok).collect());
+            of_range.into_iter().map(|piece| (*written, piece))
+        });
+        let pieces = pieces.take_while(|_| !is_stopped.get());
+        let reseal = |(written, piece): (WrittenIn, Result<(u64, Located), FsError>)| async move {
+            let (at, located) = piece?;
             self.reseal_piece(sector, written, at, &located).await
         };
         let mut results = stream::iter(pieces).map(reseal).buffer_unordered(PIECES_IN_FLIGHT);
         while let Some(one) = results.next().await {
             all.add(one?);
             let progress = Progress { bytes: all.looked_at, expected_bytes, damage_count: all.refused_count };
-            if !watch.go_on(progress).await {
+            // Pieces that were begun end before the devices are flushed.
+            if all.is_whole && !watch.go_on(progress).await {
                 all.is_whole = false;
-                break;
+                is_stopped.set(true);
             }
-        }
-        // Writes that were begun end before the devices are flushed.
-        while let Some(one) = results.next().await {
-            all.add(one?);
         }
         drop(results);
         if all.is_whole && all.refused_count == 0 && self.failed_devices().is_empty() {
@@ -157,12 +160,13 @@ impl Engine {
             }
         }
         let right = copies.iter().find(|copy| copy.is_attested).or(copies.first());
-        // What is attested is right. Otherwise all copies must be good, and agree.
+        // What is attested is right, unless a copy without a tag may be newer, as in place. Otherwise all copies must agree.
+        let agree = |right: &Copy| copies.iter().all(|copy| copy.data[..] == right.data[..]);
         let right = match (right, bad.first()) {
-            (Some(right), _) if right.is_attested => right,
-            (_, Some((place, fault))) => return Err(Not::Refused(format!("device {}: {fault}", place.devid))),
-            (Some(right), None) if copies.iter().all(|copy| copy.data[..] == right.data[..]) => right,
+            (Some(right), _) if right.is_attested && (!written.is_in_place || agree(right)) => right,
+            (Some(right), None) if agree(right) => right,
             (Some(_), None) => return Err(Not::Refused("its copies differ".into())),
+            (_, Some((place, fault))) => return Err(Not::Refused(format!("device {}: {fault}", place.devid))),
             (None, None) => return Ok(0),
         };
         let lacks = |copy: &&Copy| copy.state != TagState::Own || copy.data[..] != right.data[..];

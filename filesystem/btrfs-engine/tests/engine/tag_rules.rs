@@ -139,6 +139,18 @@ fn a_place_that_is_used_again_has_another_tag() {
     assert!(reused > 0, "no place was used twice");
 }
 
+/// A file that is copied on write, and one that is written in place.
+fn both_kinds(disks: &Disks) -> [u64; 2] {
+    let engine = engine_on(disks);
+    let files = [("file", Kind::NoSum), ("in place", Kind::NoCow)].map(|(name, kind)| {
+        let ino = create(&engine, name, kind);
+        write(&engine, ino, 0, &[1; 10 * SECTOR]);
+        ino
+    });
+    block_on(engine.commit()).unwrap();
+    files
+}
+
 /// Writes in place through the kernel, which does not commit: the file's blocks are on the device.
 fn write_directly(mount: &Mount, name: &str, sector: usize, byte: u8) {
     let mut file = FileOptions::new().write(true).custom_flags(libc::O_DIRECT).open(mount.path(name)).unwrap();
@@ -153,14 +165,7 @@ fn write_directly(mount: &Mount, name: &str, sector: usize, byte: u8) {
 fn what_linux_wrote_before_it_crashed_is_unattested() {
     for (devices, options) in [(1, &ONE[..]), (2, &MIRROR)] {
         let Some(disks) = Disks::make(devices, 256, options) else { return };
-        let engine = engine_on(&disks);
-        let [file, in_place] = [("file", Kind::NoSum), ("in place", Kind::NoCow)].map(|(name, kind)| {
-            let ino = create(&engine, name, kind);
-            write(&engine, ino, 0, &[1; 10 * SECTOR]);
-            ino
-        });
-        block_on(engine.commit()).unwrap();
-        drop(engine);
+        let [file, in_place] = both_kinds(&disks);
         assert_clean(&disks);
         disks.save();
         let mount = Mount::new(&disks.images, "noatime,commit=300").unwrap();
@@ -193,14 +198,7 @@ fn what_linux_wrote_before_it_crashed_is_unattested() {
 #[test]
 fn what_linux_wrote_or_moved_is_unattested_and_what_it_left_alone_is_not() {
     let Some(disks) = Disks::make(1, 512, &ONE) else { return };
-    let engine = engine_on(&disks);
-    let [file, in_place] = [("file", Kind::NoSum), ("in place", Kind::NoCow)].map(|(name, kind)| {
-        let ino = create(&engine, name, kind);
-        write(&engine, ino, 0, &[1; 10 * SECTOR]);
-        ino
-    });
-    block_on(engine.commit()).unwrap();
-    drop(engine);
+    let [file, in_place] = both_kinds(&disks);
     disks.save();
     let mount = Mount::new(&disks.images, "noatime").unwrap();
     let mut changed = FileOptions::new().write(true).open(mount.path("file")).unwrap();
@@ -366,4 +364,21 @@ fn items_that_linux_joins_are_resealed() {
     assert_clean(&disks);
     let content = read_committed(&disks, file);
     assert!(content[4 * SECTOR..5 * SECTOR] == [1; SECTOR] && content[5 * SECTOR..6 * SECTOR] == [2; SECTOR]);
+}
+
+#[test]
+fn of_a_file_in_place_no_copy_is_right_because_it_has_a_tag() {
+    let Some(disks) = Disks::make(2, 256, &MIRROR) else { return };
+    let [file, in_place] = both_kinds(&disks);
+    for ino in [file, in_place] {
+        let (places, _) = places_of(&disks, ino, at(5));
+        overwrite(&disks, places[1], None);
+    }
+    // Linux may have written one copy in place when it crashed.
+    let resealed = crate::verified_tags::reseal(&disks);
+    assert_eq!(resealed.refused_count, 1, "{resealed:?}");
+    assert!(resealed.refused[0].1.contains("copies differ"), "{resealed:?}");
+    let (places, _) = places_of(&disks, in_place, at(5));
+    assert_eq!(tuple_at(&disks, places[1]).app_tag, 0, "it stays as it was");
+    assert!(read_committed(&disks, file) == [1; 10 * SECTOR]);
 }

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use futures_executor::block_on;
+use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs::verify::{
-    BadData, DataFault, Finding, Mode, Report, Unwatched, Verdict, VerifyOptions, WhyUnchecked, find_unsummed,
-    verify_files,
+    BadData, DataFault, Finding, Mode, Progress, Report, Unwatched, Verdict, VerifyOptions, Watch, WhyUnchecked,
+    find_unsummed, verify_files,
 };
 use sealblock_btrfs::{CopyFault, Place};
 use sealblock_btrfs_engine::reseal::Resealed;
@@ -210,4 +211,33 @@ fn copies_that_differ_get_no_tags() {
     // Those that have tags are attested. None is demanded, as long as not all have one.
     let report = verified(&disks);
     assert_eq!((report.damage_count, report.unchecked), (0, unattested(2 * SECTOR)));
+}
+
+/// Stops everything at once.
+struct Stop;
+
+impl Watch for Stop {
+    fn go_on(&self, _: Progress) -> LocalBoxFuture<'_, bool> {
+        Box::pin(std::future::ready(false))
+    }
+}
+
+#[test]
+fn a_reseal_that_is_stopped_begins_nothing_more_and_demands_nothing() {
+    let Some(disks) = Disks::make(1, 256, &["-m", "single"]) else { return };
+    let engine = engine_on(&disks);
+    let file = create(&engine, "file", Kind::NoSum);
+    write(&engine, file, 0, &vec![1; 64 << 20]);
+    block_on(engine.commit()).unwrap();
+    drop(engine);
+    lose_tags(disks.memory(0));
+    let (_, data) = block_on(find_unsummed(&disks.open(), VerifyOptions::default(), &Unwatched)).unwrap();
+    let engine = engine_on(&disks);
+    let resealed = block_on(engine.reseal(&data, &Stop)).unwrap();
+    drop(engine);
+    assert!(!resealed.is_whole && resealed.refused_count == 0 && resealed.bytes < 32 << 20, "{resealed:?}");
+    let report = disks.verify(Mode::Auto);
+    assert_eq!((report.damage_count, report.verdict()), (0, Verdict::Incomplete));
+    assert_eq!(reseal(&disks).bytes + resealed.bytes, 64 << 20);
+    assert_eq!(verified(&disks).verdict(), Verdict::Clean);
 }
