@@ -9,7 +9,7 @@ use sealblock_perf::bench::{CLAIMS, find};
 use sealblock_units::{ByteCount, SizeError};
 
 /// The smallest device that a claim is measured with, and the step of its size.
-const SIZE_STEP: ByteCount = ByteCount::new(1 << 20);
+pub(super) const SIZE_STEP: ByteCount = ByteCount::new(1 << 20);
 /// The longest turn, in seconds.
 const MAX_SECONDS: f64 = 3600.0;
 /// The most rounds.
@@ -66,7 +66,7 @@ fn claims() -> impl TypedValueParser<Value = &'static Claim> {
     PossibleValuesParser::new(names).map(|name| find(&name).expect("the parser lets only names of claims through"))
 }
 
-fn size(text: &str) -> Result<ByteCount, String> {
+pub(super) fn size(text: &str) -> Result<ByteCount, String> {
     let size: ByteCount = text.parse().map_err(|error: SizeError| error.to_string())?;
     match size.get() > 0 && size.get().is_multiple_of(SIZE_STEP.get()) {
         true => Ok(size),
@@ -74,7 +74,7 @@ fn size(text: &str) -> Result<ByteCount, String> {
     }
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+pub(super) fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= MAX_SECONDS => Ok(seconds),
         _ => Err(format!("must be more than 0 and at most {MAX_SECONDS} seconds")),

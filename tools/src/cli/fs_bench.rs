@@ -5,19 +5,15 @@ use std::path::PathBuf;
 use clap::Args;
 use sealblock_btrfs_format::items::chunk::Profile;
 use sealblock_perf::datasum::modes::{BLOCK_BYTES, Mode};
-use sealblock_units::{ByteCount, SizeError};
+use sealblock_units::ByteCount;
 
+use super::bench::{SIZE_STEP, seconds, size};
 use super::values::{self, one_of};
 
 /// The most rounds, and commits in a turn.
 const MAX_COUNT: i64 = 1000;
 /// The most requests in flight.
 const MAX_DEPTH: i64 = 1024;
-/// The longest interval between commits, in seconds.
-const MAX_SECONDS: f64 = 3600.0;
-/// The smallest file, and the step of its size.
-const SIZE_STEP: ByteCount = ByteCount::new(1 << 20);
-
 const MODES: &values::Names<Mode> = &[
     ("csum", "Checksums in the tree, on a device without protection information", Mode::Csum),
     ("csum-pi", "Checksums in the tree, on a device with protection information", Mode::CsumProtected),
@@ -99,18 +95,3 @@ pub struct FsBench {
 
 /// The blocks of a file are counted in blocks of this many bytes.
 const _: () = assert!(SIZE_STEP.get().is_multiple_of(BLOCK_BYTES));
-
-fn size(text: &str) -> Result<ByteCount, String> {
-    let size: ByteCount = text.parse().map_err(|error: SizeError| error.to_string())?;
-    match size.get() > 0 && size.get().is_multiple_of(SIZE_STEP.get()) {
-        true => Ok(size),
-        false => Err(format!("must be a multiple of {SIZE_STEP}, and at least {SIZE_STEP}")),
-    }
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= MAX_SECONDS => Ok(seconds),
-        _ => Err(format!("must be more than 0 and at most {MAX_SECONDS} seconds")),
-    }
-}

@@ -13,6 +13,7 @@ use sealblock_btrfs_format::checker::Expected;
 use sealblock_runtime_memory::Slice;
 
 use super::report::{BadData, DataFault, Finding, Report};
+use super::session::check_of;
 use crate::chunk_map::Place;
 use crate::error::{BadCopy, CopyFault, FsError};
 use crate::filesystem::Filesystem;
@@ -113,10 +114,7 @@ async fn restore_data(
             .locate(logical, sector)
             .is_ok_and(|located| located.row.is_none() && located.bytes == sector && located.copies.contains(&place));
         let sums = fs.sums(logical, sector).await.unwrap_or_default();
-        let check = match &sums[..] {
-            [run] if run.logical == logical => Check::Sums(&run.bytes),
-            _ => written.map_or(Check::None, Check::Tags),
-        };
+        let check = check_of(&sums, logical, written);
         if !is_there || is_good(fs, place, sector, check).await {
             continue;
         }

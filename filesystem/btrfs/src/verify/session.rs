@@ -14,7 +14,9 @@ use super::strips::Strip;
 use crate::chunk_map::Place;
 use crate::devices::Device;
 use crate::error::{BadCopy, CopyFault, FsError};
+use crate::extents::Sums;
 use crate::filesystem::Filesystem;
+use crate::replicas::Check;
 use crate::tags::WrittenIn;
 
 /// The maximum number of nodes that are remembered as checked: 16 million, which is 256 GiB of nodes of 16 KiB.
@@ -327,6 +329,14 @@ pub(super) fn is_unreachable(error: &Error) -> bool {
 /// A damaged copy of data.
 pub(super) fn copy_of_data(logical: u64, place: Place, mirror: usize, fault: CopyFault) -> BadCopy {
     BadCopy { logical: Some(logical), place, mirror: mirror + 1, fault }
+}
+
+/// What data are checked against whose checksums were looked up: these, or what tags must show.
+pub(super) fn check_of(sums: &[Sums], logical: u64, written: Option<WrittenIn>) -> Check<'_> {
+    match sums {
+        [run] if run.logical == logical => Check::Sums(&run.bytes),
+        _ => written.map_or(Check::None, Check::Tags),
+    }
 }
 
 /// An estimate of the bytes that a verification of the whole filesystem checks, counting each copy: the used bytes in

@@ -13,13 +13,12 @@ use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
 use super::leaves::stored_range;
 use super::report::{DataFault, FileUse, Finding, MAX_FILES_LISTED, Unattested, Uses};
-use super::session::{Session, Stopped};
+use super::session::{Session, Stopped, check_of};
 use super::trees::Tree;
 use super::walk::NODES_IN_FLIGHT;
 use crate::cursor::TreeRoot;
 use crate::error::FsError;
 use crate::filesystem::Filesystem;
-use crate::replicas::Check;
 use crate::tags::WrittenIn;
 
 /// Data whose files are looked for, sorted, so that an extent finds what is within it.
@@ -212,10 +211,7 @@ async fn find_lost(fs: &Filesystem, findings: &mut [Finding]) {
 async fn is_lost_everywhere(fs: &Filesystem, logical: u64, bytes: u64, written: Option<WrittenIn>) -> bool {
     let storage = fs.storage();
     let sums = fs.sums(logical, bytes).await.unwrap_or_default();
-    let check = match &sums[..] {
-        [run] if run.logical == logical => Check::Sums(&run.bytes),
-        _ => written.map_or(Check::None, Check::Tags),
-    };
+    let check = check_of(&sums, logical, written);
     matches!(storage.read_data(logical, bytes, check).await, Err(FsError::Lost(_) | FsError::Map(_)))
 }
 
