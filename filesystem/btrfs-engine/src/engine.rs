@@ -28,6 +28,7 @@ use sealblock_btrfs::devices::{DeviceSet, why_unprotected};
 use sealblock_btrfs::replicas::{NodeWritten, Storage};
 use sealblock_btrfs::{BadCopy, CopyFault, Filesystem, FsError};
 use sealblock_btrfs_format::checker::{Expected, check_node};
+use sealblock_btrfs_format::commit_record::MAX_DEVICES as MAX_TAGGED_DEVICES;
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::items::root::RootNode;
 use sealblock_btrfs_format::key::objectid;
@@ -229,9 +230,11 @@ impl Engine {
     }
 
     /// The names of the devices that cannot keep the checksums of data: they have no protection information that is
-    /// visible, do not check it, or do not keep application tags.
+    /// visible, do not check it, or do not keep application tags; or there are more than a record lists.
     pub fn devices_without_sums(&self) -> Vec<String> {
-        let is_without = |devid, device: &DynDevice| !self.tagging.has(devid) || why_unprotected(device).is_some();
+        let are_too_many = self.devices.iter().count() > MAX_TAGGED_DEVICES;
+        let is_without =
+            |devid, device: &DynDevice| are_too_many || !self.tagging.has(devid) || why_unprotected(device).is_some();
         let without = self.devices.iter().filter(|(devid, device)| is_without(*devid, &device.device));
         without.map(|(_, device)| device.name.clone()).collect()
     }

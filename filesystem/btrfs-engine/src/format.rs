@@ -32,6 +32,7 @@
 //!     incompat: DEFAULT_INCOMPAT,
 //!     block_group_tree: false,
 //!     datasum: Datasum::Csum,
+//!     first_transaction: 1,
 //!     is_host_sealed: false,
 //! };
 //! let image = format(&options, &[NewDevice { bytes: 1 << 30, uuid: [4; 16] }])?;
@@ -58,8 +59,8 @@ mod tests;
 pub use image::{DeviceRange, DeviceWrite, FormattedImage, Stage};
 pub use layout::{BlockGroup, minimum_bytes};
 pub use options::{
-    CHOSEN_INCOMPAT, DEFAULT_INCOMPAT, FormatError, FormatOptions, NewDevice, SECTOR_BYTES, default_node_bytes,
-    default_profiles,
+    CHOSEN_INCOMPAT, DEFAULT_INCOMPAT, FormatError, FormatOptions, MAX_FIRST_TRANSACTION, NewDevice, SECTOR_BYTES,
+    default_node_bytes, default_profiles,
 };
 
 /// Lays out a new filesystem.

@@ -6,7 +6,8 @@
 //! demanded from then on. No item changes.
 //!
 //! Invariants:
-//! - The record changes only when every copy of all data without checksums has its tag, and all these are durable.
+//! - The record changes only when every copy of all data without checksums has its tag, all these are durable, and the
+//!   devices have verified, after they were written, that they are there.
 //! - What is known to be damaged gets no tag: a copy that cannot be read, one without the tag that is demanded of it, and
 //!   copies that differ from each other. If one of them has a demanded tag, the others are written anew from it, but not
 //!   in a file that is written in place: there a copy without a tag may be newer. Where nothing is demanded, another tag
@@ -108,11 +109,50 @@ impl Engine {
         }
         drop(results);
         if all.is_whole && all.refused_count == 0 && self.failed_devices().is_empty() {
-            // A commit makes the tags durable before its record says that they are there.
+            // The tags are durable before they are looked for, and before a record says that they are there.
+            self.flush().await?;
+            self.check_tags(data, sector, watch, &mut all).await?;
+        }
+        if all.is_whole && all.refused_count == 0 && self.failed_devices().is_empty() {
             self.tagging().cover_all(self.devices());
         }
         self.commit().await?;
         Ok(all)
+    }
+
+    /// Has the devices verify that every copy has its tags: a write may have been lost, or have gone to the place of other
+    /// data. A sector that lacks its tag counts as refused.
+    async fn check_tags(
+        &self,
+        data: &Unsummed,
+        sector: u64,
+        watch: &dyn Watch,
+        all: &mut Resealed,
+    ) -> Result<(), EngineError> {
+        let storage = self.storage();
+        for (written, start, end) in data.iter() {
+            for (logical, located) in storage.pieces(*start, end - start)? {
+                for place in &located.copies {
+                    if self.devices().verify_tagged(*place, located.bytes, written.generation).await.is_ok() {
+                        continue;
+                    }
+                    for at in (0..located.bytes).step_by(sector as usize) {
+                        let place = Place { offset: place.offset + at, ..*place };
+                        if let Err(fault) = self.devices().verify_tagged(place, sector, written.generation).await {
+                            let why = format!("device {} does not have what was written to it: {fault}", place.devid);
+                            all.refuse(logical + at, why);
+                        }
+                    }
+                }
+                let progress =
+                    Progress { bytes: all.looked_at, expected_bytes: all.looked_at, damage_count: all.refused_count };
+                if !watch.go_on(progress).await {
+                    all.is_whole = false;
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// From now on no tags are demanded of data that are there: they may have lost them.

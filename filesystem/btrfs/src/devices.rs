@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sealblock_block::{BadBlock, BadBlockCause, Device as _, DynDevice, RequestKind};
+use sealblock_block::{BadBlock, BadBlockCause, Device as _, DynDevice, Request, RequestKind, Response};
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::commit_record::CommitRecord;
 use sealblock_btrfs_format::items::device::DevItem;
@@ -23,7 +23,7 @@ use sealblock_runtime_memory::Slice;
 use crate::chunk_map::Place;
 use crate::error::{BadCopy, CopyFault, FsError};
 pub use crate::superblocks::uuid;
-use crate::superblocks::{Copies, IntactCopy, Used, read_blocks, read_bytes, read_expecting};
+use crate::superblocks::{Copies, IntactCopy, Used, extent_of, read_blocks, read_bytes, read_expecting};
 use crate::tags::{DataTags, Demand, TagState, WrittenIn, has_tag_of};
 
 /// The maximum number of devices of one filesystem.
@@ -104,6 +104,12 @@ pub struct DeviceSet {
     transferred_bytes: Cell<u64>,
     /// Requests that devices have executed. Another thread may look at it.
     executed: Arc<AtomicU64>,
+}
+
+/// The newest transaction that a superblock of a device has, of whatever filesystem; `None` if it has no intact one.
+pub async fn newest_transaction(device: &DynDevice) -> Option<u64> {
+    let copies = Copies::read(String::new(), device.clone()).await.ok()?;
+    copies.newest_transaction()
 }
 
 /// Reads the superblocks of targets.
@@ -384,6 +390,26 @@ impl DeviceSet {
     /// What blocks of a node must have on a device; `None` if nothing of it is proven there.
     pub(crate) fn node_demand(&self, devid: u64, generation: u64) -> Option<Demand> {
         self.proves_nodes(devid).then(|| Demand::of_node(generation))
+    }
+
+    /// Has a device verify that blocks are intact and have the tags of a transaction. No data are transferred by a device
+    /// that verifies by itself.
+    ///
+    /// # Errors
+    /// If they are not, or cannot be verified; the error has the reason.
+    pub async fn verify_tagged(&self, place: Place, bytes: u64, generation: u64) -> Result<(), CopyFault> {
+        let device = &self.get(place.devid).ok_or(CopyFault::Missing)?.device;
+        let format = device.geometry().protection.ok_or(CopyFault::NoBlock)?;
+        let extent = extent_of(device, place.offset, bytes).ok_or(CopyFault::NoBlock)?;
+        let demand = Demand::of_node(generation);
+        match device.execute(Request::verify(extent, demand.strict(format))).await {
+            Ok(Response::Verified(stats)) => {
+                self.add_transferred(stats.bytes_transferred);
+                Ok(())
+            }
+            Ok(_) => unreachable!("gates answer a Verify with what it covered"),
+            Err(error) => Err(CopyFault::Unreadable(error)),
+        }
     }
 
     /// True if the first superblock of a device has the tag of the transaction in which it was written, and the device so

@@ -99,6 +99,11 @@ impl Copies {
         Ok(Copies { name, device, intact, bad })
     }
 
+    /// The newest transaction of all copies.
+    pub fn newest_transaction(&self) -> Option<u64> {
+        self.intact.iter().map(|copy| copy.geometry.generation).max()
+    }
+
     /// The newest copy of each identity, in the order of their first copies.
     pub fn newest(&self) -> Vec<&IntactCopy> {
         let mut all: Vec<&IntactCopy> = Vec::new();

@@ -101,18 +101,32 @@ impl TagMismatch {
 
     /// Data that lack the tag of a transaction, and are not those of another copy that has it.
     pub(crate) fn untagged(generation: u64) -> TagMismatch {
-        TagMismatch { generation, actual: UNTAGGED }
+        TagMismatch { generation, actual: UNTAGGED, storage_tags: None }
+    }
+
+    fn kind(&self) -> &'static str {
+        if self.storage_tags.is_some() { "storage" } else { "application" }
+    }
+
+    /// The tag that is demanded and the one that is there, in hexadecimal digits: storage tags if only these differ.
+    pub fn values(&self) -> (String, String) {
+        match self.storage_tags {
+            Some((demanded, actual)) => (format!("{demanded:x}"), format!("{actual:x}")),
+            None => (format!("{:04x}", tag_of(self.generation)), format!("{:04x}", self.actual)),
+        }
     }
 }
 
 /// A tag that is not the demanded one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("its data are not those of transaction {generation}: application tag {actual:04x} instead of {:04x}", tag_of(*generation))]
+#[error("its data are not those of transaction {generation}: {} tag {} instead of {}", self.kind(), self.values().1, self.values().0)]
 pub struct TagMismatch {
     /// The transaction of which the data should be.
     pub generation: u64,
-    /// The tag that they have.
+    /// The application tag that they have.
     pub actual: u16,
+    /// The storage tags that are demanded and that they have, if only these differ.
+    pub storage_tags: Option<(u64, u64)>,
 }
 
 /// What is demanded of the tags of some data on one device.
@@ -153,7 +167,10 @@ impl Demand {
     /// # Errors
     /// The first tag that is not as demanded.
     pub fn check(&self, read: &Sealed) -> Result<bool, TagMismatch> {
-        let mismatch = |actual| Err(TagMismatch { generation: self.generation, actual });
+        let mismatch = |actual| {
+            let storage_tags = self.other_storage_tags(read).filter(|_| actual == tag_of(self.generation));
+            Err(TagMismatch { generation: self.generation, actual, storage_tags })
+        };
         match TagState::of(read, self.generation) {
             TagState::Own => Ok(true),
             TagState::Lacking | TagState::Untagged if self.may_lack_tag || read.format().is_none() => Ok(false),
@@ -163,6 +180,13 @@ impl Demand {
             }
             TagState::Other(actual) => mismatch(actual),
         }
+    }
+
+    /// The demanded storage tag, and the first other one.
+    fn other_storage_tags(&self, read: &Sealed) -> Option<(u64, u64)> {
+        let demanded = storage_tag(read.format()?, self.generation);
+        let mut tags = read.tuples().map(|tuple| tuple.storage_tag);
+        tags.find(|tag| *tag != demanded).map(|tag| (demanded, tag))
     }
 }
 
@@ -263,7 +287,7 @@ mod tests {
 
     #[test]
     fn what_is_tolerated_attests_nothing() {
-        let mismatch = |actual| Err(TagMismatch { generation: 9, actual });
+        let mismatch = |actual| Err(TagMismatch { generation: 9, actual, storage_tags: None });
         for (may_lack_tag, [own, none, never]) in
             [(false, [Ok(true), mismatch(0), mismatch(0xFFFF)]), (true, [Ok(true), Ok(false), Ok(false)])]
         {
@@ -273,7 +297,9 @@ mod tests {
             assert_eq!(demand.check(&block(0xFFFF, u64::MAX)), never);
             assert_eq!(demand.check(&block(11, 10)), mismatch(11), "another transaction");
             if FORMAT.storage_tag_bits() > 0 {
-                assert_eq!(demand.check(&block(10, 9 + 65_534)), mismatch(10), "65,534 transactions later");
+                let later = demand.check(&block(10, 9 + 65_534)).unwrap_err();
+                assert_eq!(later.storage_tags, Some((9, 7)), "65,534 transactions later, in 16 bits");
+                assert!(later.to_string().ends_with("storage tag 7 instead of 9"), "{later}");
             }
         }
         // What a device with several copies is asked for is never tolerant.

@@ -65,6 +65,7 @@ fn image(bytes: u64, metadata: Profile, datasum: Datasum, fsid: [u8; 16]) -> any
         incompat: DEFAULT_INCOMPAT,
         block_group_tree: false,
         datasum,
+        first_transaction: 1,
         is_host_sealed: false,
     };
     Ok(format(&options, &[NewDevice { bytes, uuid: uuid() }])?)

@@ -118,3 +118,47 @@ fn what_linux_wrote_is_unattested_until_it_is_resealed() {
         .succeeds()
         .says(&["resealed: 0 bytes; all data without checksums have their tags"]);
 }
+
+/// The number of the block of a volume that has these bytes.
+fn block_of(place: &Place, volume: &str, bytes: &[u8]) -> usize {
+    place.write("image", b"");
+    place.run(&format!("copy {volume} image --force")).succeeds();
+    let image = fs::read(place.path("image")).unwrap();
+    image.chunks(SECTOR).position(|block| block == bytes).expect("the block is on the volume")
+}
+
+#[test]
+fn a_block_of_an_earlier_filesystem_has_no_tag_of_the_next_one() {
+    for options in ["--datasum device", "--csum none"] {
+        let place = Place::in_memory();
+        place.run("create v --size 256MiB").succeeds();
+        place.write("before", &noise(1, FILE_BYTES));
+        let content = noise(2, FILE_BYTES);
+        place.write("local", &content);
+        place.run(&format!("fs format v {options}")).succeeds();
+        place.run("fs put before v/file").succeeds();
+        place.run(&format!("fs format v {options} --force --no-discard")).succeeds();
+        fs::copy(place.path("v"), place.path("trial")).unwrap();
+        place.run("fs put local trial/file").succeeds();
+        let lost = block_of(&place, "trial", &content[40 * SECTOR..41 * SECTOR]);
+        place.run(&format!("fs put local fault:[lost-write@{lost}],v/file")).succeeds();
+        place.run("fs verify v").ends_with(1).says(&["/file bytes", "instead of"]);
+        place.run("fs cat v/file").ends_with(1);
+    }
+}
+
+#[test]
+fn a_tag_that_was_not_written_is_not_demanded() {
+    let (place, content) = new();
+    place.run("fs put local v/file").succeeds();
+    let lost = block_of(&place, "v", &content[40 * SECTOR..41 * SECTOR]);
+    // A copy of the bytes has no tags.
+    place.run("copy image v --force").succeeds();
+    place.run("fs verify v").ends_with(4);
+    let words = ["does not have what was written to it", "not all data have their tags"];
+    place.run(&format!("fs verify fault:[lost-write@{lost}],v --reseal")).ends_with(4).says(&words);
+    assert_eq!(place.run("fs cat v/file").succeeds().stdout, content);
+    place.run("fs verify v").ends_with(4);
+    place.run("fs verify v --reseal").succeeds().says(&["all data without checksums have their tags"]);
+    place.run("fs verify v").succeeds();
+}

@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 use super::items::{bytes_used, device_item};
 use super::layout::{BlockGroup, FIRST, Layout, superblock_places};
 use super::nodes::SettledTrees;
-use super::options::{FormatError, FormatOptions, GENERATION};
+use super::options::{FormatError, FormatOptions};
 use super::shapes::Trees;
 
 /// A range of a device.
@@ -98,7 +98,7 @@ pub(super) fn assemble(
     layout: &Layout,
     settled: &SettledTrees,
 ) -> Result<FormattedImage, FormatError> {
-    let tag = (options.checksum == ChecksumType::None).then_some(GENERATION);
+    let tag = (options.checksum == ChecksumType::None).then_some(options.first_transaction);
     let mut nodes = Vec::new();
     for (address, bytes) in settled.write(options)? {
         let located = layout.map.locate(address, bytes.len() as u64)?;
@@ -152,7 +152,7 @@ fn superblock(options: &FormatOptions, layout: &Layout, trees: &Trees) -> Result
     superblock.push_sys_chunk(system.chunk_key(), &layout.chunk(system, sector_bytes).as_item())?;
     let root = |owner: u64| -> RootNode { trees[&owner].root() };
     superblock.set_commit(&Commit {
-        generation: GENERATION,
+        generation: options.first_transaction,
         roots: TreeRoots {
             tree: root(objectid::ROOT_TREE),
             chunk: root(objectid::CHUNK_TREE),
@@ -169,9 +169,9 @@ fn superblock(options: &FormatOptions, layout: &Layout, trees: &Trees) -> Result
     if has_tags || options.is_host_sealed {
         // In a filesystem without checksums it says that everything has tags.
         let devices = layout.devices.iter().map(|device| (device.uuid, has_tags));
-        let mut record = CommitRecord::new(GENERATION, GENERATION, devices);
+        let mut record = CommitRecord::new(options.first_transaction, options.first_transaction, devices);
         if has_tags {
-            record.windows = OwnWindows::default().with(0, true, GENERATION);
+            record.windows = OwnWindows::default().with(0, true, options.first_transaction);
         }
         record.is_host_sealed = options.is_host_sealed;
         record.write(&mut superblock);

@@ -22,7 +22,7 @@ use sealblock_btrfs_format::names::name_hash;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::layout::{BlockGroup, Layout, PlannedDevice};
-use super::options::{FormatError, FormatOptions, GENERATION};
+use super::options::{FormatError, FormatOptions};
 use super::shapes::{Items, Trees};
 use crate::datasum::Datasum;
 
@@ -150,8 +150,8 @@ fn root_tree(options: &FormatOptions, trees: &Trees) -> Result<Items, FormatErro
         let uuid = if *owner == objectid::FS_TREE { options.subvolume_uuid } else { [0; 16] };
         root.set_root(tree.root(), tree.addresses.len() as u64 * u64::from(options.node_bytes), uuid);
         if let (objectid::FS_TREE, Some(tail)) = (*owner, &mut root.tail) {
-            (tail.uuid, tail.otransid, tail.otime) = (uuid, GENERATION.into(), options.time);
-            root.set_changed(GENERATION, options.time);
+            (tail.uuid, tail.otransid, tail.otime) = (uuid, options.first_transaction.into(), options.time);
+            root.set_changed(options.first_transaction, options.time);
         }
         items.push((Key::new(*owner, ItemType::ROOT_ITEM, 0), root.encode()));
     }
@@ -173,7 +173,7 @@ fn push_top_directory(
     flags: InodeFlags,
     items: &mut Items,
 ) -> Result<(), FormatError> {
-    let top = InodeItem::new_top_directory(GENERATION, options.time);
+    let top = InodeItem::new_top_directory(options.first_transaction, options.time);
     let inode = InodeItem { flags: flags.bits().into(), ..top };
     items.push((Key::new(ino, ItemType::INODE_ITEM, 0), inode.as_bytes().to_vec()));
     let name = InodeRef { index: 0, name: PARENT };
@@ -262,7 +262,7 @@ fn extent_tree(
         };
         // An empty tree has no first key.
         let info = (!is_skinny).then(|| TreeBlockInfo::new(first.unwrap_or(Key::MIN), node.level));
-        let mut extent = ExtentItemBuf::new(GENERATION, ExtentFlags::TREE_BLOCK, info);
+        let mut extent = ExtentItemBuf::new(options.first_transaction, ExtentFlags::TREE_BLOCK, info);
         let reference = ExtentRef::TreeBlock { root: *owner };
         extent.add(reference, 1, KeyedRefs::default(), options.node_bytes).map_err(FormatError::Extent)?;
         keys.push((key_of(node.address, node.level), extent.encode()));

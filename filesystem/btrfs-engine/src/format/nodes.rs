@@ -13,7 +13,7 @@ use zerocopy::FromZeros;
 
 use super::items;
 use super::layout::Layout;
-use super::options::{FormatError, FormatOptions, GENERATION};
+use super::options::{FormatError, FormatOptions};
 use super::shapes::{Items, PlacedNode, PlacedTree, Shape, Trees};
 
 /// More rounds than there can be: a round that is not the last one adds a node.
@@ -59,7 +59,7 @@ fn place(options: &FormatOptions, layout: &Layout, shapes: &[(u64, Shape)]) -> R
         let mut addresses = layout.node_addresses(group, options.node_bytes, count)?.into_iter();
         for (owner, shape) in of_group() {
             let addresses = addresses.by_ref().take(shape.nodes()).collect();
-            trees.insert(*owner, PlacedTree::new(shape.clone(), addresses));
+            trees.insert(*owner, PlacedTree::new(shape.clone(), addresses, options.first_transaction));
         }
     }
     Ok(trees)
@@ -77,7 +77,7 @@ impl SettledTrees {
             checksum: options.checksum,
             features: options.features(),
             node_uuid: options.fsid,
-            generation: GENERATION,
+            generation: options.first_transaction,
         };
         let mut nodes = Vec::new();
         for (owner, tree) in &self.trees {
@@ -87,7 +87,8 @@ impl SettledTrees {
             for (node, bytes) in tree.nodes().zip(bytes) {
                 let PlacedNode { address: bytenr, level, first_item } = node;
                 let first_key = items.get(first_item).map(|(key, _)| *key).filter(|_| !is_root(&node));
-                let expected = Expected { bytenr, owner: *owner, level, generation: GENERATION, first_key };
+                let expected =
+                    Expected { bytenr, owner: *owner, level, generation: options.first_transaction, first_key };
                 check_node(&bytes, &geometry, &expected).map_err(FormatError::Node)?;
                 nodes.push((bytenr, bytes));
             }
@@ -109,7 +110,7 @@ fn write_tree(
         bytenr: address.into(),
         flags: (flags::WRITTEN | flags::MIXED_BACKREF).into(),
         chunk_tree_uuid: options.chunk_tree_uuid,
-        generation: GENERATION.into(),
+        generation: options.first_transaction.into(),
         owner: owner.into(),
         level,
         ..Header::new_zeroed()
@@ -134,7 +135,7 @@ fn write_tree(
                     here.first().map(KeyPointer::key)
                 }
             };
-            pointers.push(KeyPointer::new(first.unwrap_or(Key::MIN), address, GENERATION));
+            pointers.push(KeyPointer::new(first.unwrap_or(Key::MIN), address, options.first_transaction));
         }
         children = pointers;
     }

@@ -19,8 +19,8 @@ use sealblock_btrfs_format::superblock_edit::SysChunkError;
 
 use crate::datasum::Datasum;
 
-/// The transaction that writes everything.
-pub(super) const GENERATION: u64 = 1;
+/// The largest number of the transaction that writes a new filesystem: so that enough numbers are left.
+pub const MAX_FIRST_TRANSACTION: u64 = 1 << 48;
 /// The only size of sectors that is written.
 pub const SECTOR_BYTES: u32 = 4096;
 
@@ -61,6 +61,9 @@ pub struct FormatOptions {
     pub block_group_tree: bool,
     /// Where the checksums of the data of new files are kept.
     pub datasum: Datasum,
+    /// The number of the transaction that writes everything, from 1 to [`MAX_FIRST_TRANSACTION`]. On devices that keep
+    /// tags, blocks of an earlier filesystem must not have the tag of a transaction of this one.
+    pub first_transaction: u64,
     /// True if the guards of data whose checksums the devices keep are made by who writes, and not by the devices.
     pub is_host_sealed: bool,
 }
@@ -115,8 +118,13 @@ pub enum FormatError {
     #[error("{0} devices: from 1 to {MAX_DEVICES} are possible")]
     DeviceCount(usize),
     /// More devices than a record of tags has room for.
-    #[error("{0} devices without checksums: from 1 to {MAX_TAGGED_DEVICES} are possible, as the superblock lists them")]
-    UntaggedDevices(usize),
+    #[error(
+        "{0} devices that keep the checksums: from 1 to {MAX_TAGGED_DEVICES} are possible, as the superblock lists them"
+    )]
+    TooManyTagged(usize),
+    /// A first transaction that would leave too few numbers, or none.
+    #[error("{0} is no number for the first transaction: from 1 to {MAX_FIRST_TRANSACTION} are possible")]
+    FirstTransaction(u64),
     /// A device is too small.
     #[error("device {devid} has {bytes} bytes, and needs at least {minimum}")]
     DeviceTooSmall {
@@ -221,8 +229,12 @@ pub(super) fn check(options: &FormatOptions, devices: &[NewDevice]) -> Result<()
     if devices.is_empty() || devices.len() > MAX_DEVICES {
         return Err(FormatError::DeviceCount(devices.len()));
     }
-    if options.checksum == ChecksumType::None && devices.len() > MAX_TAGGED_DEVICES {
-        return Err(FormatError::UntaggedDevices(devices.len()));
+    let has_tags = options.checksum == ChecksumType::None || options.datasum == Datasum::Device;
+    if has_tags && devices.len() > MAX_TAGGED_DEVICES {
+        return Err(FormatError::TooManyTagged(devices.len()));
+    }
+    if !(1..=MAX_FIRST_TRANSACTION).contains(&options.first_transaction) {
+        return Err(FormatError::FirstTransaction(options.first_transaction));
     }
     Ok(())
 }

@@ -6,8 +6,6 @@ use sealblock_btrfs_format::items::root::RootNode;
 use sealblock_btrfs_format::key::Key;
 use sealblock_btrfs_format::node::{ITEM_HEAD_BYTES, leaf_capacity, pointer_capacity};
 
-use super::options::GENERATION;
-
 /// Keys with data, by rising keys.
 pub(super) type Items = Vec<(Key, Vec<u8>)>;
 /// All trees by their numbers.
@@ -50,6 +48,7 @@ pub(super) struct PlacedTree {
     shape: Shape,
     /// The address of each node: the leaves first, the root last.
     pub addresses: Vec<u64>,
+    generation: u64,
 }
 
 /// A node of such a tree.
@@ -62,9 +61,9 @@ pub(super) struct PlacedNode {
 }
 
 impl PlacedTree {
-    /// A tree with as many addresses as it has nodes.
-    pub fn new(shape: Shape, addresses: Vec<u64>) -> PlacedTree {
-        PlacedTree { shape, addresses }
+    /// A tree with as many addresses as it has nodes, all of one transaction.
+    pub fn new(shape: Shape, addresses: Vec<u64>, generation: u64) -> PlacedTree {
+        PlacedTree { shape, addresses, generation }
     }
 
     /// How many items or pointers the nodes of each level have.
@@ -75,7 +74,7 @@ impl PlacedTree {
     /// The root node.
     pub fn root(&self) -> RootNode {
         let bytenr = self.addresses.last().copied().unwrap_or(0);
-        RootNode { bytenr, level: (self.shape.0.len() - 1) as u8, generation: GENERATION }
+        RootNode { bytenr, level: (self.shape.0.len() - 1) as u8, generation: self.generation }
     }
 
     /// All nodes, in the order of their addresses.

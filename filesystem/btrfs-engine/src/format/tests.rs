@@ -17,7 +17,6 @@ use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
-use super::options::GENERATION;
 use super::*;
 use crate::datasum::Datasum;
 
@@ -41,6 +40,7 @@ fn options(number: u8) -> FormatOptions {
         incompat: DEFAULT_INCOMPAT,
         block_group_tree: false,
         datasum: Datasum::Csum,
+        first_transaction: 1,
         is_host_sealed: false,
     }
 }
@@ -185,16 +185,20 @@ fn without_checksums_every_profile_gives_a_filesystem_that_tags_prove() {
     for (profile, count) in PROFILES {
         for node_bytes in [4096, 16_384, 65_536] {
             let (checksum, metadata, data) = (ChecksumType::None, profile, profile);
-            let mut options = FormatOptions { checksum, metadata, data, node_bytes, ..options(1) };
+            let first_transaction = 70_000 + u64::from(node_bytes);
+            let mut options = FormatOptions { checksum, metadata, data, node_bytes, first_transaction, ..options(1) };
             options.incompat.set(Incompat::MIXED_GROUPS, node_bytes == 4096);
             let image = make(&options, &sizes[..count]);
             let writes = [&image.nodes, &image.mirrors, &image.superblocks];
-            assert!(writes.into_iter().flatten().all(|write| write.tag == Some(GENERATION)));
+            assert!(writes.into_iter().flatten().all(|write| write.tag == Some(options.first_transaction)));
             assert!(image.nodes.iter().all(|node| node.bytes[..32] == [0; 32]));
             let superblock = Superblock::decode(&image.superblocks[0].bytes).unwrap();
             let record = CommitRecord::read(superblock).unwrap();
             assert!(record.is_of(superblock) && record.is_tagged(superblock.dev_item.uuid));
-            assert_eq!(record.windows.iter().collect::<Vec<_>>(), [(GENERATION, GENERATION)]);
+            assert_eq!(
+                record.windows.iter().collect::<Vec<_>>(),
+                [(options.first_transaction, options.first_transaction)]
+            );
         }
     }
     // The same bytes without tags, and on a device that cannot have any, are not proven.
@@ -221,8 +225,24 @@ fn without_checksums_every_profile_gives_a_filesystem_that_tags_prove() {
     let image = format(&options(1), &devices(&[200 * MIB])).unwrap();
     assert!([&image.nodes, &image.mirrors, &image.superblocks].into_iter().flatten().all(|write| write.tag.is_none()));
     let options = FormatOptions { checksum: ChecksumType::None, ..options(1) };
-    assert_eq!(format(&options, &devices(&[200 * MIB; 29])), Err(FormatError::UntaggedDevices(29)));
+    assert_eq!(format(&options, &devices(&[200 * MIB; 29])), Err(FormatError::TooManyTagged(29)));
     assert!(format(&options, &devices(&[200 * MIB; 28])).is_ok());
+    let options = FormatOptions { checksum: ChecksumType::Crc32c, datasum: Datasum::Device, ..options };
+    assert_eq!(format(&options, &devices(&[200 * MIB; 29])), Err(FormatError::TooManyTagged(29)));
+    assert!(format(&options, &devices(&[200 * MIB; 28])).is_ok());
+}
+
+#[test]
+fn the_first_transaction_is_the_one_that_is_asked_for() {
+    for first_transaction in [1, 2, 70_000, MAX_FIRST_TRANSACTION] {
+        let image = make(&FormatOptions { first_transaction, ..options(1) }, &[200 * MIB]);
+        let superblock = Superblock::decode(&image.superblocks[0].bytes).unwrap();
+        assert_eq!(superblock.generation.get(), first_transaction);
+    }
+    for first_transaction in [0, MAX_FIRST_TRANSACTION + 1, u64::MAX] {
+        let refused = format(&FormatOptions { first_transaction, ..options(1) }, &devices(&[200 * MIB]));
+        assert_eq!(refused, Err(FormatError::FirstTransaction(first_transaction)));
+    }
 }
 
 #[test]

@@ -103,6 +103,7 @@ pub fn format_options() -> FormatOptions {
         incompat: DEFAULT_INCOMPAT,
         block_group_tree: true,
         datasum: Datasum::Csum,
+        first_transaction: 1,
         is_host_sealed: false,
     }
 }

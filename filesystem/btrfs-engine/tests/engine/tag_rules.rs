@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use futures_executor::block_on;
 use sealblock_btrfs::tags::tag_of;
-use sealblock_btrfs::verify::{Mode, Verdict, WhyUnchecked};
+use sealblock_btrfs::verify::{Mode, Verdict, WhyUnchecked, repair};
 use sealblock_btrfs_engine::data::FilePlace;
 use sealblock_btrfs_engine::operations::{NewSnapshot, SubvolumePlace};
 use sealblock_media_memory::Corruption;
@@ -297,6 +297,15 @@ fn a_copy_that_is_proven_is_read_before_one_that_is_not() {
         }
         let generation = lose_write(&disks, file, 50);
         assert!(read_committed(&disks, file) == [1; 100 * SECTOR], "{how}");
+        // The copy that differs from it is damaged, whoever checks it, and is written anew.
+        for mode in [Mode::Auto, Mode::Emulate] {
+            let report = disks.verify(mode);
+            assert_eq!(report.damage_count, 1, "{how} {mode:?}: {:?}", report.findings);
+        }
+        let repaired = block_on(repair(&disks.open(), &disks.verify(Mode::Auto))).unwrap();
+        assert_eq!((repaired.data_bytes, repaired.failed.len()), (SECTOR as u64, 0), "{how}");
+        assert_eq!(disks.verify(Mode::Auto).damage_count, 0, "{how}");
+        lose_write(&disks, file, 50);
         // A write of some bytes keeps the others, and what was bad is written anew.
         let engine = engine_on(&disks);
         assert_content(&engine, file, &[1; 100 * SECTOR]);

@@ -10,14 +10,13 @@ use std::collections::BTreeSet;
 
 use sealblock_block::Device as _;
 use sealblock_btrfs_format::checker::Expected;
-use sealblock_runtime_memory::Slice;
 
 use super::report::{BadData, DataFault, Finding, Report};
 use super::session::check_of;
-use crate::chunk_map::Place;
+use crate::chunk_map::{Located, Place};
 use crate::error::{BadCopy, CopyFault, FsError};
 use crate::filesystem::Filesystem;
-use crate::replicas::Check;
+use crate::replicas::{Check, Other};
 use crate::tags::WrittenIn;
 
 /// What became of the damaged copies of a report.
@@ -109,13 +108,12 @@ async fn restore_data(
     let mut restored = 0;
     for logical in range.clone().step_by(sector as usize).filter(|_| can_write(fs, copy)) {
         let place = Place { offset: copy.place.offset + (logical - range.start), ..copy.place };
-        let is_there = storage
-            .map
-            .locate(logical, sector)
-            .is_ok_and(|located| located.row.is_none() && located.bytes == sector && located.copies.contains(&place));
+        let Ok(located) = storage.map.locate(logical, sector) else { continue };
+        let Some(mirror) = located.copies.iter().position(|copy| *copy == place) else { continue };
         let sums = fs.sums(logical, sector).await.unwrap_or_default();
         let check = check_of(&sums, logical, written);
-        if !is_there || is_good(fs, place, sector, check).await {
+        let is_whole = located.row.is_none() && located.bytes == sector;
+        if !is_whole || is_good(fs, &located, mirror, check).await {
             continue;
         }
         let Ok(good) = storage.read_data(logical, sector, check).await else { continue };
@@ -129,14 +127,21 @@ async fn restore_data(
     Ok(restored)
 }
 
-/// True if a sector of a copy passes.
-async fn is_good(fs: &Filesystem, place: Place, sector: u64, check: Check<'_>) -> bool {
-    let (devices, geometry) = (&fs.storage().devices, fs.storage().geometry());
-    let read: Result<Slice, CopyFault> = match check {
-        Check::Tags(written) => devices.read_tagged(place, sector, written).await.map(|(data, _)| data),
-        _ => devices.read(place, sector).await,
+/// True if a mirror of a sector passes, and is not another than one whose tags show that it is what was written.
+async fn is_good(fs: &Filesystem, located: &Located, mirror: usize, check: Check<'_>) -> bool {
+    let (storage, place, sector) = (fs.storage(), located.copies[mirror], located.bytes);
+    let Check::Tags(written) = check else {
+        let read = storage.devices.read(place, sector).await;
+        return read.is_ok_and(|data| check.first_bad(&data, storage.geometry()).is_none());
     };
-    read.is_ok_and(|data| check.first_bad(&data, geometry).is_none())
+    match storage.devices.read_tagged(place, sector, written).await {
+        Ok((_, true)) => true,
+        Ok((data, false)) => match storage.attested_other(located, mirror, check).await {
+            Other::Attested(proven) => proven[..] == data[..],
+            Other::None | Other::InPart => true,
+        },
+        Err(_) => false,
+    }
 }
 
 /// A device that missed transactions lacks more than what was found.

@@ -18,7 +18,7 @@ use crate::devices::Device;
 use crate::error::CopyFault;
 use crate::replicas::{Check, MAX_READ_BYTES, Other};
 use crate::superblocks::extent_of;
-use crate::tags::{Demand, WrittenIn};
+use crate::tags::{Demand, TagMismatch, WrittenIn};
 
 /// Checks a strip on a device with protection information.
 pub(super) async fn check(session: &Session<'_>, device: &Device, strip: &Strip, written: Option<WrittenIn>) {
@@ -107,7 +107,7 @@ async fn check_tags(session: &Session<'_>, device: &Device, strip: &Strip, (writ
                         session.unchecked(WhyUnchecked::NoChecksum, bytes)
                     }
                     Answer::Good(_) if index == 0 => session.verified(bytes),
-                    Answer::Good(_) => session.unattested(strip, from, to),
+                    Answer::Good(_) => tell_unproven(session, strip, part, Some(written)).await,
                     Answer::Fault(fault) => {
                         let copy = copy_of_data(address(strip, from), strip.place_of(from), strip.mirror, fault);
                         session.bad_data(copy, bytes, Some(written));
@@ -130,22 +130,20 @@ async fn check_tags(session: &Session<'_>, device: &Device, strip: &Strip, (writ
 /// sector by sector.
 async fn check_by_reading(session: &Session<'_>, strip: &Strip, (from, to): (u64, u64), written: WrittenIn) {
     let (devices, sector) = (&session.fs.storage().devices, u64::from(session.fs.storage().geometry().sector_bytes));
-    let good = |from, to, is_attested| match is_attested {
-        true => session.verified(to - from),
-        false => session.unattested(strip, from, to),
-    };
-    if let Ok((_, is_attested)) = devices.read_tagged(strip.place_of(from), to - from, written).await {
+    match devices.read_tagged(strip.place_of(from), to - from, written).await {
+        Ok((_, true)) => return session.verified(to - from),
+        Ok((_, false)) if to - from <= sector => return tell_unproven(session, strip, (from, to), Some(written)).await,
         // Of blocks that may lack a tag, only those that do are unattested.
-        if is_attested || to - from <= sector {
-            return good(from, to, is_attested);
-        }
+        Ok((_, false)) | Err(_) => {}
     }
     for (at, logical) in strip.sectors(from, to, sector) {
         match devices.read_tagged(strip.place_of(at), sector, written).await {
-            Ok((_, is_attested)) => good(at, at + sector, is_attested),
+            Ok((_, true)) => session.verified(sector),
+            Ok((_, false)) => tell_unproven(session, strip, (at, at + sector), Some(written)).await,
             // Linux repairs a copy that it could not read from another one, and gives it no tag.
             Err(CopyFault::Tag(bad))
-                if bad.is_untagged() && equals_attested(session, strip, at, logical, written).await =>
+                if bad.is_untagged()
+                    && compare(session, strip, (at, sector), logical, written).await == Some(Compared::Same) =>
             {
                 session.unattested(strip, at, at + sector);
             }
@@ -157,14 +155,64 @@ async fn check_by_reading(session: &Session<'_>, strip: &Strip, (from, to): (u64
     }
 }
 
-/// True if another copy of a sector is attested, and this one is the same.
-async fn equals_attested(session: &Session<'_>, strip: &Strip, at: u64, logical: u64, written: WrittenIn) -> bool {
-    let (storage, sector) = (session.fs.storage(), u64::from(session.fs.storage().geometry().sector_bytes));
-    let Ok(located) = storage.map.locate(logical, sector) else { return false };
-    let other = storage.attested_other(&located, strip.mirror, Check::Tags(written)).await;
-    match (other, storage.devices.read(strip.place_of(at), sector).await) {
-        (Other::Attested(found), Ok(own)) => found[..] == own[..],
-        _ => false,
+/// Counts a part of a strip of which no tag shows that it was written last: as unattested, but for sectors that are not
+/// those of another copy, whose tags show it. Readers take that copy.
+async fn tell_unproven(session: &Session<'_>, strip: &Strip, (from, to): (u64, u64), written: Option<WrittenIn>) {
+    let storage = session.fs.storage();
+    let Some(written) = written.filter(|written| !written.is_in_place) else {
+        return session.unattested(strip, from, to);
+    };
+    let sector = u64::from(storage.geometry().sector_bytes);
+    let mut at = from;
+    while at < to {
+        let logical = address(strip, at);
+        let located = storage.map.locate(logical, (to - at).min(DIRECT_BYTES));
+        let bytes = match located {
+            Ok(located) if located.copies.len() > 1 => located.bytes,
+            _ => return session.unattested(strip, at, to),
+        };
+        match compare(session, strip, (at, bytes), logical, written).await {
+            None | Some(Compared::Same) => session.unattested(strip, at, at + bytes),
+            Some(Compared::Other) if bytes <= sector => {
+                let fault = CopyFault::Tag(TagMismatch::untagged(written.generation));
+                session.bad_data(copy_of_data(logical, strip.place_of(at), strip.mirror, fault), sector, Some(written));
+            }
+            Some(Compared::Other) => {
+                for (at, _) in strip.sectors(at, at + bytes, sector) {
+                    Box::pin(tell_unproven(session, strip, (at, at + sector), Some(written))).await;
+                }
+            }
+        }
+        at += bytes;
+    }
+}
+
+/// What a part of a copy is beside another copy whose tags show that it was written last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Compared {
+    Same,
+    /// Not the same, or only in part.
+    Other,
+}
+
+/// Compares a part of a strip, from an offset on and of a number of bytes that lie together at a logical address, with
+/// another copy whose tags show that it was written last; `None` if there is no such copy.
+async fn compare(
+    session: &Session<'_>,
+    strip: &Strip,
+    (at, bytes): (u64, u64),
+    logical: u64,
+    written: WrittenIn,
+) -> Option<Compared> {
+    let storage = session.fs.storage();
+    let located = storage.map.locate(logical, bytes).ok()?;
+    match storage.attested_other(&located, strip.mirror, Check::Tags(written)).await {
+        Other::None => None,
+        Other::InPart => Some(Compared::Other),
+        Other::Attested(found) => match storage.devices.read(strip.place_of(at), bytes).await {
+            Ok(own) if own[..] == found[..] => Some(Compared::Same),
+            _ => Some(Compared::Other),
+        },
     }
 }
 
@@ -177,14 +225,14 @@ async fn check_intact(session: &Session<'_>, device: &Device, strip: &Strip, wri
     match verify(session, device, strip, (0, strip.bytes), Expectations::NONE).await {
         None => whole(CopyFault::NoBlock),
         Some(Ok(Response::Verified(stats))) => match count(session, stats).is_sealed() {
-            true => session.unattested(strip, 0, strip.bytes),
+            true => tell_unproven(session, strip, (0, strip.bytes), written).await,
             false => session.unchecked(WhyUnchecked::NoChecksum, strip.bytes),
         },
         Some(Ok(_)) => unreachable!("gates answer a Verify with what it covered"),
         Some(Err(error)) => match error.into_kind() {
             ErrorKind::Integrity(bad) => {
                 let (blocks, coverage) = bad.into_parts();
-                take_bad_blocks(session, device, strip, &blocks, written);
+                take_bad_blocks(session, device, strip, &blocks, written).await;
                 if !coverage.is_complete() {
                     session.unchecked(WhyUnchecked::CopiesBelow, 0);
                 }
@@ -195,7 +243,7 @@ async fn check_intact(session: &Session<'_>, device: &Device, strip: &Strip, wri
 }
 
 /// Reports bad blocks of a strip: sectors that contain some are damaged, and the others are intact.
-fn take_bad_blocks(
+async fn take_bad_blocks(
     session: &Session<'_>,
     device: &Device,
     strip: &Strip,
@@ -213,8 +261,8 @@ fn take_bad_blocks(
         let error = BadBlocks::new(vec![*bad]).map(Error::from);
         let fault = error.map_or(CopyFault::NoBlock, CopyFault::Unreadable);
         session.bad_data(copy_of_data(logical, place, strip.mirror, fault), sector, written);
-        session.unattested(strip, intact, at);
+        tell_unproven(session, strip, (intact, at), written).await;
         intact = at + sector;
     }
-    session.unattested(strip, intact, strip.bytes);
+    tell_unproven(session, strip, (intact, strip.bytes), written).await;
 }

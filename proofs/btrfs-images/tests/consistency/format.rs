@@ -58,6 +58,7 @@ impl Case {
             incompat: DEFAULT_INCOMPAT,
             block_group_tree: false,
             datasum: Datasum::Csum,
+            first_transaction: 1,
             is_host_sealed: false,
         };
         let sizes = (0..count).map(|index| (400 - 30 * index) * MIB + 12_288 * index).collect();

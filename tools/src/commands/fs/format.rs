@@ -6,12 +6,12 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use sealblock_block::Device;
-use sealblock_btrfs::devices::{uuid, why_unprotected};
+use sealblock_btrfs::devices::{newest_transaction, uuid, why_unprotected};
 use sealblock_btrfs::space::{kind_name, profile_name};
 use sealblock_btrfs_engine::datasum::Datasum;
 use sealblock_btrfs_engine::format::{
-    DEFAULT_INCOMPAT, FormatError, FormatOptions, FormattedImage, NewDevice, SECTOR_BYTES, default_node_bytes,
-    default_profiles, format,
+    DEFAULT_INCOMPAT, FormatError, FormatOptions, FormattedImage, MAX_FIRST_TRANSACTION, NewDevice, SECTOR_BYTES,
+    default_node_bytes, default_profiles, format,
 };
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::features::Incompat;
@@ -82,7 +82,7 @@ pub fn run(arguments: &FsFormat) -> Result<Exit, StackError> {
             }
         }
         let mut result = match result {
-            Ok(()) => make(arguments, &options, &opened).await,
+            Ok(()) => make(arguments, options, &opened).await,
             Err(error) => Err(error),
         };
         for one in opened {
@@ -180,17 +180,40 @@ fn options(arguments: &FsFormat) -> Result<FormatOptions, StackError> {
         incompat,
         block_group_tree,
         datasum: datasum.unwrap_or_default(),
+        first_transaction: 1,
         is_host_sealed: choice.and_then(|choice| choice.is_host_sealed).unwrap_or(false),
     })
+}
+
+/// The number of the first transaction. On devices that keep tags, a block of an earlier filesystem may be left where a write
+/// of the new one is lost; its tag must not be that of a transaction of the new one. So the numbers go on where those of
+/// the filesystems on the devices end. Of ones that are not there any more nothing is known: then chance decides, so that
+/// few of their tags are met again.
+async fn first_transaction(opened: &[OpenTarget]) -> Result<u64, StackError> {
+    if !opened.iter().any(|one| why_unprotected(&one.device).is_none()) {
+        return Ok(1);
+    }
+    let mut newest = None;
+    for one in opened {
+        newest = newest.max(newest_transaction(&one.device).await);
+    }
+    let next = newest.and_then(|newest| newest.checked_add(1)).filter(|next| *next <= MAX_FIRST_TRANSACTION);
+    next.map_or_else(drawn_transaction, Ok)
+}
+
+fn drawn_transaction() -> Result<u64, StackError> {
+    let [a, b, c, d, ..] = new_uuid()?;
+    Ok((1 << 16) + u64::from(u32::from_le_bytes([a, b, c, d])))
 }
 
 /// Lays it out and writes it. Nothing is written before everything is known to be possible.
 async fn make(
     arguments: &FsFormat,
-    options: &FormatOptions,
+    options: FormatOptions,
     opened: &[OpenTarget],
 ) -> Result<(Report, bool), StackError> {
     let started = Instant::now();
+    let options = &FormatOptions { first_transaction: first_transaction(opened).await?, ..options };
     let mut devices = Vec::new();
     for one in opened {
         devices.push(NewDevice { bytes: one.device.geometry().capacity_bytes(), uuid: new_uuid()? });

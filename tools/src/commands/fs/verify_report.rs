@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use indicatif::HumanBytes;
-use sealblock_btrfs::tags::{TagMismatch, tag_of};
 use sealblock_btrfs::verify::{BadData, DataFault, FileUse, Finding, Report, Unattested, Uses, Verdict, WhyUnchecked};
 use sealblock_btrfs::{BadCopy, CopyFault, Place};
 use sealblock_btrfs_format::refusal::Rule;
@@ -263,9 +262,7 @@ impl Outcome {
 fn values(fault: &CopyFault) -> Option<(String, String)> {
     let mismatch = match fault {
         CopyFault::Checksum(mismatch) => mismatch,
-        CopyFault::Tag(TagMismatch { generation, actual }) => {
-            return Some((format!("{:04x}", tag_of(*generation)), format!("{actual:04x}")));
-        }
+        CopyFault::Tag(mismatch) => return Some(mismatch.values()),
         CopyFault::Node(refusal) => match &refusal.rule {
             Rule::Checksum(mismatch) => mismatch,
             _ => return None,
