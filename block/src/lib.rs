@@ -36,7 +36,7 @@ pub use damage_record::{
     merge_runs, merged,
 };
 pub use device::{Abilities, Ability, Device, Geometry, KindAbilities, Limits};
-pub use dyn_device::{DeviceOpener, DynDevice};
+pub use dyn_device::{DeviceOpener, DeviceSource, DynDevice};
 pub use error::{BadBlocks, Error, ErrorKind, Tally};
 pub use expectations::Expectations;
 pub use flush_epochs::{FlushEpochs, WritesLost};

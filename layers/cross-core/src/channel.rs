@@ -194,9 +194,9 @@ impl Drop for CallFuture<'_> {
 /// unreachable.
 fn serve(device: &SharedDevice, channels: &Arc<Channels>) {
     let end = OwnerEnd { device: device.clone(), channels: Arc::clone(channels) };
-    let owner = device.slot().home();
+    let owner = device.home().home();
     let start = move || {
-        if let Some(slot) = end.device.slot().get() {
+        if let Some(slot) = end.device.home().get() {
             drop(spawn(start_requests(end, slot)));
         }
     };

@@ -1,5 +1,5 @@
-//! The slot of a device on its owner core. It can be quiesced, so that another device replaces the one in it while
-//! clients use it.
+//! The slot of a device on one core. It can be quiesced, so that another device replaces the one in it while clients
+//! use it.
 //!
 //! Invariants: while the slot is quiesced no request starts, and waiting requests go to the device that is in the slot
 //! afterwards. Only one caller at a time has it quiesced. A request is in flight from its entry until its guard is
@@ -14,14 +14,17 @@ use std::rc::Rc;
 use sealblock_block::{Condition, DynDevice, Error, ErrorKind};
 
 use crate::changes::ChangesInFlight;
+use crate::core_slots::DrainAnswer;
 use crate::durable::DurableRequests;
 
-/// A device on its owner core, or why there is none.
+/// A device as one core has it open, or why there is none.
 pub(crate) struct DeviceSlot {
     device: RefCell<Result<DynDevice, String>>,
     is_quiesced: Cell<bool>,
     in_flight: Cell<usize>,
     changed: Condition,
+    /// Dropped once no request is in flight, if the home core quiesced this slot from another core.
+    held: RefCell<Option<DrainAnswer>>,
     pub(crate) durable: DurableRequests,
     /// Changes in flight, by the session that sent them.
     pub(crate) changes: ChangesInFlight,
@@ -40,6 +43,7 @@ impl DeviceSlot {
             is_quiesced: Cell::new(false),
             in_flight: Cell::new(0),
             changed: Condition::default(),
+            held: RefCell::default(),
             durable: DurableRequests::default(),
             changes: ChangesInFlight::default(),
         })
@@ -77,9 +81,18 @@ impl DeviceSlot {
         !self.is_quiesced.replace(true)
     }
 
+    /// Keeps requests from starting, and answers once none is in flight.
+    pub(crate) fn hold(&self, answer: DrainAnswer) {
+        self.is_quiesced.set(true);
+        if self.in_flight() > 0 {
+            self.held.replace(Some(answer));
+        }
+    }
+
     /// Lets requests start again.
     pub(crate) fn resume(&self) {
         self.is_quiesced.set(false);
+        self.held.take();
         self.changed.notify();
     }
 
@@ -110,6 +123,7 @@ impl Drop for EnteredRequest<'_> {
     fn drop(&mut self) {
         self.slot.in_flight.set(self.slot.in_flight.get() - 1);
         if self.slot.in_flight.get() == 0 && self.slot.is_quiesced.get() {
+            self.slot.held.take();
             self.slot.changed.notify();
         }
     }

@@ -1,9 +1,10 @@
-//! A device of one core, used from others.
+//! A device for all cores: open on each of them, or on one and used from the others.
 //!
-//! A device and all its inner devices belong to the core that opened them, their *owner*. [`SharedDevice::publish`]
-//! makes a handle there that is `Send`; [`SharedDevice::attach`] turns the handle into a [`sealblock_block::Device`] of
-//! the calling core. On the owner core that is the device itself. From any other core, requests and replies cross
-//! between the two cores in batches.
+//! [`SharedDevice::publish`] makes a handle that is `Send` of a device of this core, its *home*. [`SharedDevice::attach`]
+//! turns the handle into a [`sealblock_block::Device`] of the calling core. On the home core that is the device itself.
+//! A device with a source ([`sealblock_block::DeviceSource`]) is opened on each other core when it first attaches, and
+//! no request crosses, but for those of the reserved areas. For a device without one, the home core is its *owner*: from
+//! any other core, requests and replies cross between the two cores in batches.
 //!
 //! Invariants:
 //! - A request that was submitted is executed once and gets one reply, whether or not the caller still waits.
@@ -13,7 +14,7 @@
 //!   changes until they end.
 //! - While a device is quiesced ([`SharedDevice::quiesce`]) another one may replace it, for example after a resize.
 //!   Requests wait and do not fail because of that, and failed flushes are still reported to clients.
-//! - When the owner core stops or a request panics, the request fails as [`sealblock_block::ErrorKind::Unreachable`];
+//! - When the owner core stops or a request on it panics, the request fails as [`sealblock_block::ErrorKind::Unreachable`];
 //!   no caller waits forever.
 //!
 //! Each core has one `Link` per device, which its attachments share, with a mailbox for each direction. A push wakes a
@@ -25,6 +26,7 @@
 
 mod changes;
 mod channel;
+mod core_slots;
 mod device_slot;
 mod durable;
 mod session;
@@ -52,7 +54,7 @@ thread_local! {
 }
 
 impl SharedDevice {
-    /// Attaches the current core: the device itself on the owner core, a link to it on others. Never waits. If the
+    /// Attaches the current core: the device itself where it is open or can be opened, a link to its owner core otherwise. Never waits. If the
     /// owner core has stopped, requests fail ([`sealblock_block::ErrorKind::Unreachable`]). The attachment belongs to
     /// the server itself, not to a client, and has its own flush cursor: it learns once of flushes that failed after
     /// it had written, but not of what an earlier server lost.
@@ -78,7 +80,7 @@ impl SharedDevice {
     /// Outside a reactor.
     pub fn attach_in(&self, cursor: &Arc<FlushCursor>, session: &Rc<ClientSession>) -> Attached {
         debug_assert!(self.has_cursor(cursor), "a flush cursor of this device");
-        let (route, weak) = match self.slot().get() {
+        let (route, weak) = match self.slots().here() {
             Some(slot) => (Route::Local(Rc::clone(&slot)), WeakRoute::Local(Rc::downgrade(&slot))),
             None => {
                 let link = self.link();
@@ -124,7 +126,7 @@ enum Route {
 }
 
 impl Attached {
-    /// True if this core owns the device, so that requests stay on it.
+    /// True if this core has the device open, so that requests stay on it.
     pub fn is_local(&self) -> bool {
         matches!(self.route, Route::Local(_))
     }
@@ -136,9 +138,17 @@ impl Attached {
         Locked { attached: self, extent, _range: range }
     }
 
+    /// True on the core that published the device.
+    fn is_home(&self) -> bool {
+        self.device.home().home().is_here()
+    }
+
     async fn dispatch(&self, request: Request, is_locked: bool) -> Outcome {
         let from = Origin { session: self.session.id(), is_locked };
         match &self.route {
+            Route::Local(_) if is_of_home(request.kind()) && !self.is_home() => {
+                self.device.link().call(request, from).await
+            }
             Route::Local(slot) => self.device.execute(slot, request, from).await,
             Route::Remote(link) => link.call(request, from).await,
         }
@@ -179,10 +189,10 @@ impl Attached {
         outcome
     }
 
-    /// The device's slot, if the device is on this core and may execute requests in place.
-    fn slot_in_place(&self) -> Option<&DeviceSlot> {
+    /// The device's slot, if the device is on this core and may execute the request in place.
+    fn slot_in_place(&self, kind: RequestKind) -> Option<&DeviceSlot> {
         match &self.route {
-            Route::Local(slot) if self.device.executes_in_place() => Some(slot),
+            Route::Local(slot) if self.device.executes_in_place() && !is_of_home(kind) => Some(slot),
             _ => None,
         }
     }
@@ -203,6 +213,11 @@ impl Attached {
             }
         })
     }
+}
+
+/// True for requests that only the home core executes, because labels and the state of a scrub live there.
+fn is_of_home(kind: RequestKind) -> bool {
+    matches!(kind, RequestKind::ReadReserved | RequestKind::WriteReserved)
 }
 
 /// Blocks that are locked against changes; see [`Attached::lock`].
@@ -233,9 +248,11 @@ impl Device for Attached {
 
     fn abilities(&self) -> Abilities {
         match &self.route {
-            // The abilities of a layer may change with its members.
-            Route::Local(slot) => slot.gate().map_or(self.device.abilities(), |gate| gate.abilities()),
-            Route::Remote(_) => self.device.abilities(),
+            // The abilities of a layer may change with its members, which the home core knows.
+            Route::Local(slot) if self.is_home() => {
+                slot.gate().map_or(self.device.abilities(), |gate| gate.abilities())
+            }
+            Route::Local(_) | Route::Remote(_) => self.device.abilities(),
         }
     }
 
@@ -244,11 +261,11 @@ impl Device for Attached {
     }
 
     fn executes_in_place(&self) -> bool {
-        self.slot_in_place().is_some()
+        matches!(self.route, Route::Local(_)) && self.device.executes_in_place()
     }
 
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
-        let slot = self.slot_in_place()?;
+        let slot = self.slot_in_place(request.kind())?;
         if let Err(ended) = self.session.check(request) {
             return Some(Err(ended));
         }

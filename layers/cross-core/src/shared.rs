@@ -6,13 +6,14 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 
 use sealblock_block::{
-    Abilities, Device, DynDevice, Error, FlushCursor, FlushErrors, Freshness, Geometry, Outcome, RangeLock, Request,
-    RequestKind,
+    Abilities, Counters, Device, DynDevice, Error, FlushCursor, FlushErrors, Freshness, Geometry, Outcome, RangeLock,
+    Request, RequestKind,
 };
 use sealblock_runtime_reactor::{CoreLocal, long_step, spawn};
 use sealblock_units::Extent;
 
 use crate::changes::SessionId;
+use crate::core_slots::{CoreSlots, Drain};
 use crate::device_slot::DeviceSlot;
 
 /// A request without data is long if it has more bytes than this: checking or marking that many takes some 10
@@ -80,7 +81,7 @@ pub(crate) struct DeviceView {
 
 /// The state that stays when the device is replaced.
 pub(crate) struct SharedDeviceState {
-    slot: CoreLocal<DeviceSlot>,
+    slots: Arc<CoreSlots>,
     name: Box<str>,
     pub(crate) flush_errors: Arc<FlushErrors>,
     pub(crate) range_lock: RangeLock,
@@ -99,9 +100,9 @@ impl SharedDevice {
         let (name, geometry, abilities) = (device.name().into(), device.geometry().clone(), device.abilities());
         let (flush_errors, range_lock, observer) = (Arc::default(), RangeLock::default(), OnceLock::new());
         let executes_in_place = device.executes_in_place();
-        let slot = CoreLocal::new(DeviceSlot::new(device));
+        let slots = Arc::new(CoreSlots::new(device));
         let freshness = AtomicU8::new(abilities.freshness.bits());
-        let device = Arc::new(SharedDeviceState { slot, name, flush_errors, range_lock, observer, freshness });
+        let device = Arc::new(SharedDeviceState { slots, name, flush_errors, range_lock, observer, freshness });
         SharedDevice(Arc::new(DeviceView { geometry, abilities, executes_in_place, device }))
     }
 
@@ -136,14 +137,19 @@ impl SharedDevice {
     /// Makes further requests, from any core, wait until the result is dropped. `None` on other cores than the owner,
     /// and while the device is already quiesced.
     pub fn quiesce(&self) -> Option<Quiesced> {
-        let slot = self.slot().get()?;
+        let slot = self.home().get()?;
         // Not built for a second caller, since dropping it would let requests start.
-        slot.quiesce().then(|| Quiesced { device: self.clone(), slot })
+        slot.quiesce().then(|| Quiesced { device: self.clone(), slot, elsewhere: self.slots().hold_others() })
     }
 
     /// The current device; `None` on other cores than the owner, and while there is none.
     pub fn gate(&self) -> Option<DynDevice> {
-        self.slot().get()?.gate()
+        self.home().get()?.gate()
+    }
+
+    /// The sums of the counters of its gates on all cores.
+    pub fn counters(&self) -> Counters {
+        self.slots().counters()
     }
 
     /// A new flush cursor of `client`. All cursors of a client count as one writer.
@@ -274,8 +280,13 @@ impl SharedDevice {
         &self.0.device.name
     }
 
-    pub(crate) fn slot(&self) -> &CoreLocal<DeviceSlot> {
-        &self.0.device.slot
+    /// Its slot on the core that published it.
+    pub(crate) fn home(&self) -> &CoreLocal<DeviceSlot> {
+        self.slots().home()
+    }
+
+    pub(crate) fn slots(&self) -> &Arc<CoreSlots> {
+        &self.0.device.slots
     }
 
     /// The state that stays when the device is replaced.
@@ -286,7 +297,7 @@ impl SharedDevice {
 
 impl std::fmt::Debug for SharedDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedDevice").field("name", &self.name()).field("slot", &self.0.device.slot).finish()
+        f.debug_struct("SharedDevice").field("name", &self.name()).field("home", self.home()).finish()
     }
 }
 
@@ -294,17 +305,20 @@ impl std::fmt::Debug for SharedDevice {
 pub struct Quiesced {
     device: SharedDevice,
     slot: Rc<DeviceSlot>,
+    /// The other cores that have it open.
+    elsewhere: Arc<Drain>,
 }
 
 impl Quiesced {
     /// Waits until no request is in flight. Only the device itself bounds how long that takes.
     pub async fn drained(&self) {
         self.slot.drained().await;
+        self.elsewhere.answered().await;
     }
 
     /// The number of requests in flight.
     pub fn in_flight(&self) -> usize {
-        self.slot.in_flight()
+        self.slot.in_flight() + self.device.slots().in_flight_elsewhere() as usize
     }
 
     /// Replaces the device. The new one must have the same blocks, as far as both have them, and everything that was
@@ -312,13 +326,13 @@ impl Quiesced {
     /// handles and attachments use the new device, too, but still show the old geometry.
     pub fn replace(&self, gate: DynDevice) -> SharedDevice {
         let view = self.device.with_view_of(&gate);
-        self.slot.replace(Ok(gate));
+        self.device.slots().replace(Ok(gate));
         view
     }
 
     /// Removes the device: every request fails from now on, with this reason.
     pub fn set_unavailable(&self, reason: String) {
-        self.slot.replace(Err(reason));
+        self.device.slots().replace(Err(reason));
     }
 
     /// Records that completed writes without a flush may be lost: the next flush of each client that wrote fails.
@@ -329,6 +343,7 @@ impl Quiesced {
 
 impl Drop for Quiesced {
     fn drop(&mut self) {
+        self.device.slots().resume_others();
         self.slot.resume();
     }
 }

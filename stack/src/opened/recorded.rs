@@ -185,6 +185,10 @@ impl<D: Device + 'static> Device for Recorded<D> {
         }
     }
 
+    fn executes_in_place(&self) -> bool {
+        self.device.executes_in_place()
+    }
+
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
         if matches!(request.operation, Operation::WriteReserved(..)) {
             return None;
