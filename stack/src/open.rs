@@ -153,8 +153,9 @@ fn open_device(
             }
             TargetName::Null(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
-                let device = NullDevice::new(block_size, blocks, None);
-                Ok(OpenTarget::leaf(target, device, TargetInfo::plain("null"), Vec::new(), IN_MEMORY))
+                let open = move || NullDevice::new(block_size, blocks, None);
+                let info = TargetInfo::plain("null");
+                Ok(OpenTarget::leaf_on_every_core(target, open(), move || Ok(open()), info, IN_MEMORY))
             }
             TargetName::Offset { range, target: whole } => open_offset(target, *range, whole, access, usage).await,
             TargetName::Fault { rules, target: inner } => open_fault(target, rules, inner, access, usage).await,
@@ -207,11 +208,13 @@ async fn open_offset(
     let below = open_for(whole, access, usage.hidden()).await?;
     let span = below.span(Some(range))?;
     let is_part = below.is_part || span.blocks() < below.device.geometry().capacity_blocks;
-    let device = OffsetLayer::new(below.device, span.first(), span.blocks())
+    let device = below
+        .device
+        .layered(target.to_string(), move |whole| OffsetLayer::new(whole, span.first(), span.blocks()))
         .map_err(|error| StackError::new(Cause::Usage, "open", error).on(target))?;
     let damage = DamageView::slice(&below.info.damage, span.first().get(), span.blocks());
     let info = TargetInfo { damage, ..TargetInfo::over("offset", [below.info]) };
-    Ok(OpenTarget { is_part, ..OpenTarget::new(target, device, info, below.held) })
+    Ok(OpenTarget { is_part, ..OpenTarget::of(target, device, info, below.held) })
 }
 
 /// Opens a target with injected faults.

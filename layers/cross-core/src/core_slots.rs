@@ -97,18 +97,19 @@ impl CoreSlots {
     pub fn hold_others(&self) -> Arc<Drain> {
         let mut others = self.others();
         others.is_quiesced = true;
-        let drain = Arc::<Drain>::default();
-        for OtherSlot { slot, .. } in &others.slots {
-            let answer = DrainAnswer::expect(&drain);
-            let here = slot.clone();
-            // A core that has stopped drops the closure with the answer, which then is one.
-            let _ = slot.home().send(move || {
-                if let Some(slot) = here.get() {
-                    slot.hold(answer);
-                }
-            });
-        }
-        drain
+        others.ask_all(|slot, answer| slot.hold(answer))
+    }
+
+    /// Closes the device on all other cores, and opens it on none any more; each of them answers once no request is in
+    /// flight there. Later requests fail there.
+    pub fn close_others(&self) -> Arc<Drain> {
+        let mut others = self.others();
+        others.generation += 1;
+        others.source = None;
+        others.ask_all(|slot, answer| {
+            slot.replace(Err("it is closed".to_owned()));
+            slot.answer_when_drained(answer);
+        })
     }
 
     /// Lets requests start again on all other cores.
@@ -182,6 +183,22 @@ impl OtherCores {
             let (here, work) = (slot.clone(), work.clone());
             slot.home().send(move || here.get().into_iter().for_each(|slot| work(&slot))).is_ok()
         });
+    }
+
+    /// The same, with the answer that each core owes.
+    fn ask_all(&mut self, ask: impl Fn(&DeviceSlot, DrainAnswer) + Copy + Send + 'static) -> Arc<Drain> {
+        let drain = Arc::<Drain>::default();
+        self.slots.retain(|OtherSlot { slot, .. }| {
+            let (here, answer) = (slot.clone(), DrainAnswer::expect(&drain));
+            // A core that has stopped drops the closure with the answer, which then is one.
+            let told = slot.home().send(move || {
+                if let Some(slot) = here.get() {
+                    ask(&slot, answer);
+                }
+            });
+            told.is_ok()
+        });
+        drain
     }
 
     fn set_counters_here(&mut self, counters: &Arc<Counters>) {

@@ -23,8 +23,8 @@ pub(crate) struct DeviceSlot {
     is_quiesced: Cell<bool>,
     in_flight: Cell<usize>,
     changed: Condition,
-    /// Dropped once no request is in flight, if the home core quiesced this slot from another core.
-    held: RefCell<Option<DrainAnswer>>,
+    /// Dropped once no request is in flight.
+    answers: RefCell<Vec<DrainAnswer>>,
     pub(crate) durable: DurableRequests,
     /// Changes in flight, by the session that sent them.
     pub(crate) changes: ChangesInFlight,
@@ -43,7 +43,7 @@ impl DeviceSlot {
             is_quiesced: Cell::new(false),
             in_flight: Cell::new(0),
             changed: Condition::default(),
-            held: RefCell::default(),
+            answers: RefCell::default(),
             durable: DurableRequests::default(),
             changes: ChangesInFlight::default(),
         })
@@ -84,15 +84,19 @@ impl DeviceSlot {
     /// Keeps requests from starting, and answers once none is in flight.
     pub(crate) fn hold(&self, answer: DrainAnswer) {
         self.is_quiesced.set(true);
+        self.answer_when_drained(answer);
+    }
+
+    /// Answers once no request is in flight.
+    pub(crate) fn answer_when_drained(&self, answer: DrainAnswer) {
         if self.in_flight() > 0 {
-            self.held.replace(Some(answer));
+            self.answers.borrow_mut().push(answer);
         }
     }
 
     /// Lets requests start again.
     pub(crate) fn resume(&self) {
         self.is_quiesced.set(false);
-        self.held.take();
         self.changed.notify();
     }
 
@@ -104,6 +108,15 @@ impl DeviceSlot {
     /// Waits until no request is in flight.
     pub(crate) async fn drained(&self) {
         self.changed.wait_until(|| self.in_flight() == 0).await;
+    }
+
+    fn drained_now(&self) {
+        if self.is_quiesced.get() {
+            self.changed.notify();
+        }
+        if !self.answers.borrow().is_empty() {
+            drop(self.answers.take());
+        }
     }
 
     /// Puts another device into the slot, or the reason why there is none.
@@ -122,9 +135,8 @@ impl EnteredRequest<'_> {
 impl Drop for EnteredRequest<'_> {
     fn drop(&mut self) {
         self.slot.in_flight.set(self.slot.in_flight.get() - 1);
-        if self.slot.in_flight.get() == 0 && self.slot.is_quiesced.get() {
-            self.slot.held.take();
-            self.slot.changed.notify();
+        if self.slot.in_flight.get() == 0 {
+            self.slot.drained_now();
         }
     }
 }

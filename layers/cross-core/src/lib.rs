@@ -126,6 +126,11 @@ enum Route {
 }
 
 impl Attached {
+    /// The device of this attachment.
+    pub fn shared(&self) -> &SharedDevice {
+        &self.device
+    }
+
     /// True if this core has the device open, so that requests stay on it.
     pub fn is_local(&self) -> bool {
         matches!(self.route, Route::Local(_))

@@ -142,6 +142,12 @@ impl SharedDevice {
         slot.quiesce().then(|| Quiesced { device: self.clone(), slot, elsewhere: self.slots().hold_others() })
     }
 
+    /// Closes the device on all cores but the home core, and waits until no request is in flight there. Later requests
+    /// fail on these cores. The home core goes on, so that it can close what the device lies on.
+    pub async fn close_elsewhere(&self) {
+        self.slots().close_others().answered().await;
+    }
+
     /// The current device; `None` on other cores than the owner, and while there is none.
     pub fn gate(&self) -> Option<DynDevice> {
         self.home().get()?.gate()

@@ -294,6 +294,34 @@ fn a_device_that_is_gone_fails_on_every_core() {
 }
 
 #[test]
+fn a_device_that_is_closed_on_other_cores_drains_there_and_its_home_core_goes_on() {
+    let (cores, store) = (cores(3), Store::new(0));
+    let shared = published(&cores, &store);
+    let (home, other, late) = (cores.handle(0).unwrap(), cores.handle(1).unwrap(), cores.handle(2).unwrap());
+    store.holds_writes.store(true, Ordering::SeqCst);
+    let write_on = |core: &CoreHandle| {
+        let shared = shared.clone();
+        start(core, move || async move { shared.attach().execute(write(1, 1)).await.map(drop) })
+    };
+    let in_flight = write_on(&other);
+    wait_until(|| store.started.load(Ordering::SeqCst) == 1);
+    let closing = shared.clone();
+    let closed = start(&home, move || async move { closing.close_elsewhere().await });
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(closed.try_recv().is_err(), "a request is in flight");
+    store.holds_writes.store(false, Ordering::SeqCst);
+    closed.recv_timeout(TIMEOUT).unwrap();
+    in_flight.try_recv().expect("it has ended").unwrap();
+    let refused = write_on(&other).recv_timeout(TIMEOUT).unwrap().unwrap_err();
+    assert!(refused.to_string().contains("it is closed"), "{refused}");
+    write_on(&home).recv_timeout(TIMEOUT).unwrap().unwrap();
+    // A core that had not opened it does not any more.
+    let (there, sent) = (shared.clone(), store.started.load(Ordering::SeqCst));
+    assert!(!on(&late, move || async move { there.attach().is_local() }));
+    assert_eq!(sent, 2);
+}
+
+#[test]
 fn a_core_that_stops_with_requests_in_flight_is_drained() {
     let (homes, others, store) = (cores(1), cores(1), Store::new(0));
     let shared = published(&homes, &store);
