@@ -111,7 +111,8 @@ pub fn run(options: &ScaleOptions) -> anyhow::Result<()> {
     println!("{} CPUs of {online}, the target on the first, the host on the last", threads.cpus);
     for &kind in &options.devices {
         let rounds = remote::wait(measure(options, &threads, kind))??;
-        println!("\n{}, {} namespaces, {} in all", kind.name(), options.namespaces, options.size);
+        let (count, size) = (options.namespaces.get(), options.size);
+        println!("\n{}, {count} {}, {size} in all", kind.name(), if count == 1 { "namespace" } else { "namespaces" });
         for (load, rounds) in rounds {
             print(load, kind, options, (&threads, &rounds));
         }
@@ -160,7 +161,8 @@ fn print(load: Load, kind: DeviceKind, options: &ScaleOptions, (threads, rounds)
         let per_request = |cpu: f64, measured: &Measured| cpu * 1e6 / measured.turn.requests as f64;
         let crossings = spread(&Measured::crossings_per_request).median;
         print!(
-            "  {count:2} cores {:9.0} /s  target {:6.2} us CPU, busiest core {:3.0} %  host {:6.2} us CPU  {crossings:5.3} crossings{}",
+            "  {count:2} {} {:9.0} /s  target {:6.2} us CPU, busiest core {:3.0} %  host {:6.2} us CPU  {crossings:5.3} crossings{}",
+            if count == 1 { "core " } else { "cores" },
             spread(&|measured| measured.turn.rate()).median,
             spread(&|measured| per_request(measured.target_cpu, measured)).median,
             spread(&|measured| measured.busiest * 100.0).median,
