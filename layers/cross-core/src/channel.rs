@@ -7,7 +7,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use sealblock_block::{Error, ErrorKind, Outcome, Request, Response};
@@ -37,26 +36,6 @@ enum OwnerWork {
 struct CrossCoreReply {
     call: usize,
     outcome: Outcome,
-}
-
-/// The requests that crossed to the home core of a device.
-///
-/// Invariant: only the home core counts, where all links of the device end, so a count is a load and a store. It has
-/// cache lines of its own, since every core reads what lies beside it.
-#[derive(Default)]
-#[repr(align(128))]
-pub(crate) struct Crossings(AtomicU64);
-
-impl Crossings {
-    /// The count so far, on any core.
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Counts one more, on the home core.
-    fn add_one(&self) {
-        self.0.store(self.get().wrapping_add(1), Ordering::Relaxed);
-    }
 }
 
 /// The two directions of a link.

@@ -13,9 +13,8 @@ use sealblock_runtime_reactor::{CoreLocal, long_step, spawn};
 use sealblock_units::Extent;
 
 use crate::changes::SessionId;
-use crate::channel::Crossings;
-use crate::core_slots::{CoreSlots, Drain};
-use crate::device_slot::DeviceSlot;
+use crate::core_slots::{CoreSlots, Crossings};
+use crate::device_slot::{DeviceSlot, Drain};
 
 /// A request without data is long if it has more bytes than this: checking or marking that many takes some 10
 /// microseconds without I/O.
