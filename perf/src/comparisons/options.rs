@@ -10,7 +10,6 @@ use anyhow::{Context, bail};
 use clap::Args;
 use sealblock_units::{BlockSize, ByteCount};
 
-use super::scale::target::DeviceKind;
 use crate::setup::Protection;
 
 /// Folder, size and duration, for benchmarks on files.
@@ -226,6 +225,62 @@ pub struct RemoteOptions {
     /// Directory of the files and volumes.
     #[arg(long, default_value = ".")]
     pub dir: PathBuf,
+}
+
+/// A kind of device of the benchmark for several cores.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceKind {
+    /// Stores nothing.
+    Null,
+    /// Memory, completely written.
+    Memory,
+    /// A raw file.
+    File,
+    /// A volume in a file, with CRC-32C.
+    Volume,
+    /// A volume in memory, with CRC-32C.
+    MemoryVolume,
+}
+
+impl DeviceKind {
+    const ALL: [(DeviceKind, &str); 5] = [
+        (DeviceKind::Null, "null"),
+        (DeviceKind::Memory, "memory"),
+        (DeviceKind::File, "file"),
+        (DeviceKind::Volume, "volume"),
+        (DeviceKind::MemoryVolume, "memory-volume"),
+    ];
+
+    /// Its name on the command line and in tables.
+    pub fn name(self) -> &'static str {
+        DeviceKind::ALL.into_iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
+    }
+
+    /// Requests per second of eight cores as a multiple of those of one core: the goal. `None` for a file, which scales
+    /// as its file system does.
+    pub fn goal_of_eight_cores(self) -> Option<f64> {
+        match self {
+            DeviceKind::Null => Some(7.0),
+            DeviceKind::Memory => Some(6.6),
+            DeviceKind::File => None,
+            DeviceKind::Volume | DeviceKind::MemoryVolume => Some(4.0),
+        }
+    }
+
+    /// True for a device that is meant to be open on every core, so that no request to its blocks crosses.
+    pub fn is_on_every_core(self) -> bool {
+        !matches!(self, DeviceKind::Volume | DeviceKind::MemoryVolume)
+    }
+}
+
+impl FromStr for DeviceKind {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> anyhow::Result<DeviceKind> {
+        let found = DeviceKind::ALL.into_iter().find(|(_, known)| *known == name);
+        let Some((kind, _)) = found else { bail!("'{name}' is no device here") };
+        Ok(kind)
+    }
 }
 
 /// Namespaces on several cores.

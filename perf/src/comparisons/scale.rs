@@ -10,16 +10,15 @@
 //! I/O queue is a session of its own. CPU time of the target is that of this process without the threads of the host.
 //! So it contains polling while a core is idle (`--spin-us 0` shows the cost of the work alone).
 
-pub mod target;
-
 mod contender;
+mod target;
 
 use std::thread::available_parallelism;
 
 use anyhow::{Context, ensure};
 use sealblock_runtime_reactor::{CoreHandle, Cores};
 
-use super::options::ScaleOptions;
+use super::options::{DeviceKind, ScaleOptions};
 use super::rounds::verdict;
 use crate::cpu::allowed_cpus;
 use crate::load::{Load, Until};
@@ -27,7 +26,6 @@ use crate::remote;
 use crate::report::{Spread, interleaved};
 use crate::setup::FILL;
 use contender::{Contender, Measured};
-use target::DeviceKind;
 
 /// The most crossings for each request with several namespaces.
 const CROSSINGS_OF_SEVERAL: f64 = 0.05;

@@ -10,8 +10,8 @@ use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_runtime_reactor::{CoreHandle, CoreLocal, yield_now};
 use sealblock_units::BlockSize;
 
-use super::super::options::ScaleOptions;
-use super::target::{DeviceKind, Target, nsid};
+use super::super::options::{DeviceKind, ScaleOptions};
+use super::target::{Target, nsid};
 use crate::cpu::core_cpu;
 use crate::load::{self, Load, Sample, Stopwatch, Until};
 use crate::remote::{NQN, connect};

@@ -4,10 +4,9 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use sealblock_block::DynDevice;
 use sealblock_exports_nvme_tcp::{Namespace, Subsystem};
 use sealblock_layers_cross_core::SharedDevice;
@@ -16,69 +15,13 @@ use sealblock_stack::target::TargetName;
 use sealblock_stack::{Access, CloseLimit, Closer, Usage, open_for};
 use sealblock_units::{BlockSize, ByteCount};
 
-use super::super::options::ScaleOptions;
+use super::super::options::{DeviceKind, ScaleOptions};
 use crate::load::{self, Until};
 use crate::remote::{NQN, listen};
 use crate::setup::{self, FILL, Prepared, Protection, Scratch};
 
 /// How long the close of a device may take.
 const CLOSE_TIME: Duration = Duration::from_secs(10);
-
-/// A kind of device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DeviceKind {
-    /// Stores nothing.
-    Null,
-    /// Memory, completely written.
-    Memory,
-    /// A raw file.
-    File,
-    /// A volume in a file, with CRC-32C.
-    Volume,
-    /// A volume in memory, with CRC-32C.
-    MemoryVolume,
-}
-
-impl DeviceKind {
-    const ALL: [(DeviceKind, &str); 5] = [
-        (DeviceKind::Null, "null"),
-        (DeviceKind::Memory, "memory"),
-        (DeviceKind::File, "file"),
-        (DeviceKind::Volume, "volume"),
-        (DeviceKind::MemoryVolume, "memory-volume"),
-    ];
-
-    /// Its name on the command line and in tables.
-    pub fn name(self) -> &'static str {
-        DeviceKind::ALL.into_iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
-    }
-
-    /// Requests per second of eight cores as a multiple of those of one core: the goal. `None` for a file, which scales
-    /// as its file system does.
-    pub fn goal_of_eight_cores(self) -> Option<f64> {
-        match self {
-            DeviceKind::Null => Some(7.0),
-            DeviceKind::Memory => Some(6.6),
-            DeviceKind::File => None,
-            DeviceKind::Volume | DeviceKind::MemoryVolume => Some(4.0),
-        }
-    }
-
-    /// True for a device that is meant to be open on every core, so that no request to its blocks crosses.
-    pub fn is_on_every_core(self) -> bool {
-        !matches!(self, DeviceKind::Volume | DeviceKind::MemoryVolume)
-    }
-}
-
-impl FromStr for DeviceKind {
-    type Err = anyhow::Error;
-
-    fn from_str(name: &str) -> anyhow::Result<DeviceKind> {
-        let found = DeviceKind::ALL.into_iter().find(|(_, known)| *known == name);
-        let Some((kind, _)) = found else { bail!("'{name}' is no device here") };
-        Ok(kind)
-    }
-}
 
 /// A device, and what closes it on its home core.
 struct Published {
