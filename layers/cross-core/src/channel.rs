@@ -264,7 +264,10 @@ async fn start_requests(end: OwnerEnd, slot: Rc<DeviceSlot>) {
         Poll::Ready(true) => {
             for CrossCoreRequest { call, work, from } in batch.drain(..) {
                 match work {
-                    OwnerWork::Execute(request) => start(&slot, end.responder(call), (request, from), cx),
+                    OwnerWork::Execute(request) => {
+                        end.device.state().crossings.add_one();
+                        start(&slot, end.responder(call), (request, from), cx);
+                    }
                     OwnerWork::Fence => {
                         end.device.fence(&slot, from.session);
                         end.responder(call).complete(Ok(Response::Done));

@@ -9,17 +9,14 @@
 //! others by messages, which a core gets in the order in which they were sent. So no request pays for being quiesced
 //! with more than a look at a cell of its own core.
 
-use std::future::poll_fn;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
 
-use futures_util::task::AtomicWaker;
 use sealblock_block::{Counters, DeviceSource, DynDevice, Error};
 use sealblock_runtime_reactor::CoreLocal;
 
-use crate::device_slot::DeviceSlot;
+use crate::device_slot::{DeviceSlot, Drain, DrainAnswer};
 
 /// The slots of a device on its cores.
 pub(crate) struct CoreSlots {
@@ -42,15 +39,25 @@ struct OtherSlot {
     counters: Arc<Counters>,
 }
 
-/// Cores whose requests in flight are waited for.
+/// The requests that crossed to the home core of a device.
+///
+/// Invariant: only the home core counts, where all links of the device end, so a count is a load and a store. It has
+/// cache lines of its own, since every core reads what lies beside it.
 #[derive(Default)]
-pub(crate) struct Drain {
-    cores: AtomicUsize,
-    last_answered: AtomicWaker,
-}
+#[repr(align(128))]
+pub(crate) struct Crossings(AtomicU64);
 
-/// A core that was told that the device is quiesced; dropping it is its answer that no request is in flight there.
-pub(crate) struct DrainAnswer(Arc<Drain>);
+impl Crossings {
+    /// The count so far, on any core.
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Counts one more, on the home core.
+    pub(crate) fn add_one(&self) {
+        self.0.store(self.get().wrapping_add(1), Ordering::Relaxed);
+    }
+}
 
 impl CoreSlots {
     /// The slot of a device on this core, which is its home.
@@ -205,33 +212,6 @@ impl OtherCores {
         let here = self.slots.iter_mut().find(|other| other.slot.home().is_here());
         if let Some(other) = here {
             other.counters = Arc::clone(counters);
-        }
-    }
-}
-
-impl Drain {
-    /// Waits until every core has answered.
-    pub async fn answered(&self) {
-        poll_fn(|cx| {
-            // Stored before the look, so that the last answer finds it.
-            self.last_answered.register(cx.waker());
-            if self.cores.load(Ordering::SeqCst) == 0 { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-    }
-}
-
-impl DrainAnswer {
-    fn expect(drain: &Arc<Drain>) -> DrainAnswer {
-        drain.cores.fetch_add(1, Ordering::SeqCst);
-        DrainAnswer(Arc::clone(drain))
-    }
-}
-
-impl Drop for DrainAnswer {
-    fn drop(&mut self) {
-        if self.0.cores.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.0.last_answered.wake();
         }
     }
 }

@@ -9,12 +9,16 @@
 //! but no request that has entered, so draining always ends.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 
+use futures_util::task::AtomicWaker;
 use sealblock_block::{Condition, DynDevice, Error, ErrorKind};
 
 use crate::changes::ChangesInFlight;
-use crate::core_slots::DrainAnswer;
 use crate::durable::DurableRequests;
 
 /// A device as one core has it open, or why there is none.
@@ -35,6 +39,16 @@ pub(crate) struct EnteredRequest<'a> {
     slot: &'a DeviceSlot,
     gate: DynDevice,
 }
+
+/// Cores whose requests in flight are waited for.
+#[derive(Default)]
+pub(crate) struct Drain {
+    cores: AtomicUsize,
+    last_answered: AtomicWaker,
+}
+
+/// A core that was told that the device is quiesced; dropping it is its answer that no request is in flight there.
+pub(crate) struct DrainAnswer(Arc<Drain>);
 
 impl DeviceSlot {
     pub(crate) fn new(gate: DynDevice) -> Rc<DeviceSlot> {
@@ -137,6 +151,34 @@ impl Drop for EnteredRequest<'_> {
         self.slot.in_flight.set(self.slot.in_flight.get() - 1);
         if self.slot.in_flight.get() == 0 {
             self.slot.drained_now();
+        }
+    }
+}
+
+impl Drain {
+    /// Waits until every core has answered.
+    pub async fn answered(&self) {
+        poll_fn(|cx| {
+            // Stored before the look, so that the last answer finds it.
+            self.last_answered.register(cx.waker());
+            if self.cores.load(Ordering::SeqCst) == 0 { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+impl DrainAnswer {
+    /// A core that owes an answer.
+    pub fn expect(drain: &Arc<Drain>) -> DrainAnswer {
+        drain.cores.fetch_add(1, Ordering::SeqCst);
+        DrainAnswer(Arc::clone(drain))
+    }
+}
+
+impl Drop for DrainAnswer {
+    fn drop(&mut self) {
+        if self.0.cores.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.last_answered.wake();
         }
     }
 }

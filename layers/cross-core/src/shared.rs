@@ -13,8 +13,8 @@ use sealblock_runtime_reactor::{CoreLocal, long_step, spawn};
 use sealblock_units::Extent;
 
 use crate::changes::SessionId;
-use crate::core_slots::{CoreSlots, Drain};
-use crate::device_slot::DeviceSlot;
+use crate::core_slots::{CoreSlots, Crossings};
+use crate::device_slot::{DeviceSlot, Drain};
 
 /// A request without data is long if it has more bytes than this: checking or marking that many takes some 10
 /// microseconds without I/O.
@@ -88,6 +88,7 @@ pub(crate) struct SharedDeviceState {
     pub(crate) observer: OnceLock<Box<dyn Observer>>,
     /// [`Freshness::bits`], the only ability that changes by itself.
     freshness: AtomicU8,
+    pub(crate) crossings: Crossings,
 }
 
 impl SharedDevice {
@@ -102,7 +103,9 @@ impl SharedDevice {
         let executes_in_place = device.executes_in_place();
         let slots = Arc::new(CoreSlots::new(device));
         let freshness = AtomicU8::new(abilities.freshness.bits());
-        let device = Arc::new(SharedDeviceState { slots, name, flush_errors, range_lock, observer, freshness });
+        let crossings = Crossings::default();
+        let device = SharedDeviceState { slots, name, flush_errors, range_lock, observer, freshness, crossings };
+        let device = Arc::new(device);
         SharedDevice(Arc::new(DeviceView { geometry, abilities, executes_in_place, device }))
     }
 
@@ -156,6 +159,12 @@ impl SharedDevice {
     /// The sums of the counters of its gates on all cores.
     pub fn counters(&self) -> Counters {
         self.slots().counters()
+    }
+
+    /// Requests that came to the home core from other cores so far: those to its reserved areas, and all of a device
+    /// that is on its home core only.
+    pub fn crossings(&self) -> u64 {
+        self.0.device.crossings.get()
     }
 
     /// A new flush cursor of `client`. All cursors of a client count as one writer.

@@ -173,6 +173,7 @@ fn requests_of_each_core_stay_there_and_are_counted_together() {
     let counters = shared.counters();
     assert_eq!((counters.requests(RequestKind::Write), counters.bytes(RequestKind::Read)), (3, 3 * 512));
     assert_eq!((counters.in_flight(), counters.completed()), (0, 6));
+    assert_eq!(shared.crossings(), 0);
     drop(shared);
     assert_eq!(cores.shutdown(TIMEOUT).aborted_tasks, 0);
     assert_eq!(Arc::strong_count(&store), 1, "every core has dropped its device");
@@ -190,6 +191,7 @@ fn reserved_areas_are_read_and_written_on_the_home_core_only() {
         assert!(matches!(read, Ok(Response::Reserved(bytes)) if &bytes[..] == b"label"));
         let gate = shared.counters();
         assert_eq!((gate.requests(RequestKind::WriteReserved), gate.completed()), (1, 2));
+        assert_eq!(shared.crossings(), 2);
     });
 }
 
@@ -204,6 +206,7 @@ fn a_core_that_cannot_open_it_crosses() {
         assert!(!device.is_local());
         device.execute(write(1, 6)).await.unwrap();
         assert_eq!((byte(&device, 1).await, byte(&device, 2).await), (6, 5));
+        assert_eq!(there.crossings(), 3, "one for each request");
         store.cannot_open.store(false, Ordering::SeqCst);
         assert!(there.attach().is_local(), "the next attachment tries again");
     });
