@@ -1,7 +1,7 @@
 //! The changes in flight on a device's owner core, by the session that sent them, so that the end of a session can find
 //! them.
 //!
-//! Invariant: a change is listed before it waits for its lock, and until it has ended.
+//! Invariant: a change is listed before it claims its blocks, and until it has ended.
 
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
@@ -39,7 +39,7 @@ pub(crate) struct ChangeGuard<'a> {
 }
 
 impl ChangesInFlight {
-    /// Adds a request that is about to wait for its lock; `None` for one that changes no blocks.
+    /// Adds a request that is about to claim its blocks; `None` for one that changes no blocks.
     pub(crate) fn start(&self, session: SessionId, request: &Request) -> Option<ChangeGuard<'_>> {
         let blocks = request.changed()?;
         let source = request.source().map(|source| source.start().get()..=source.last().get());

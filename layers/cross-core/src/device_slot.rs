@@ -5,16 +5,15 @@
 //! afterwards. Only one caller at a time has it quiesced. A request is in flight from its entry until its guard is
 //! dropped, so no request uses a device after it was drained. Requests to an unavailable slot fail with the reason.
 //!
-//! A request enters after it has taken the range lock. A request that waits here blocks those that wait for its blocks,
+//! A request enters after it has claimed its blocks. A request that waits here blocks those that wait for its blocks,
 //! but no request that has entered, so draining always ends.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_block::{Condition, DynDevice, Error, ErrorKind};
+use sealblock_block::{Condition, DynDevice, Error, ErrorKind, Lane};
 
 use crate::changes::ChangesInFlight;
-use crate::durable::DurableRequests;
 
 /// A device on its owner core, or why there is none.
 pub(crate) struct DeviceSlot {
@@ -22,7 +21,8 @@ pub(crate) struct DeviceSlot {
     is_quiesced: Cell<bool>,
     in_flight: Cell<usize>,
     changed: Condition,
-    pub(crate) durable: DurableRequests,
+    /// The changes of this core, among the claims of the device.
+    pub(crate) lane: Lane,
     /// Changes in flight, by the session that sent them.
     pub(crate) changes: ChangesInFlight,
 }
@@ -34,13 +34,13 @@ pub(crate) struct EnteredRequest<'a> {
 }
 
 impl DeviceSlot {
-    pub(crate) fn new(gate: DynDevice) -> Rc<DeviceSlot> {
+    pub(crate) fn new(gate: DynDevice, lane: Lane) -> Rc<DeviceSlot> {
         Rc::new(DeviceSlot {
             device: RefCell::new(Ok(gate)),
             is_quiesced: Cell::new(false),
             in_flight: Cell::new(0),
             changed: Condition::default(),
-            durable: DurableRequests::default(),
+            lane,
             changes: ChangesInFlight::default(),
         })
     }

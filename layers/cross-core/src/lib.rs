@@ -30,12 +30,17 @@ mod durable;
 mod session;
 mod shared;
 
+/// The lock of `durable.rs`; `tests/durable.rs` replaces it with that of a model checker.
+mod primitives {
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+}
+
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use sealblock_block::{Abilities, Device, FlushCursor, Geometry, Outcome, RangeGuard, Request, RequestKind};
+use sealblock_block::{Abilities, Device, Exclusion, FlushCursor, Geometry, Outcome, Request, RequestKind};
 use sealblock_units::Extent;
 
 use channel::Link;
@@ -132,8 +137,8 @@ impl Attached {
     /// Waits until no other client changes these blocks, on any core, and locks them against changes until the result
     /// is dropped. Reads continue.
     pub async fn lock(&self, extent: Extent) -> Locked<'_> {
-        let range = self.device.state().range_lock.lock(extent.into()).await;
-        Locked { attached: self, extent, _range: range }
+        let exclusion = self.device.state().claims.exclude(extent.into()).await;
+        Locked { attached: self, extent, _exclusion: exclusion }
     }
 
     async fn dispatch(&self, request: Request, is_locked: bool) -> Outcome {
@@ -209,7 +214,7 @@ impl Attached {
 pub struct Locked<'a> {
     attached: &'a Attached,
     extent: Extent,
-    _range: RangeGuard<'a>,
+    _exclusion: Exclusion<'a>,
 }
 
 impl Locked<'_> {

@@ -5,11 +5,11 @@
 //! blocks against later changes of any client until it has ended. Reads and changes of other blocks continue.
 //!
 //! Invariants: changes of a session that reached the owner core before its end are fenced, including those that wait
-//! for a lock. A session that has ended starts no further change.
+//! for their blocks. A session that has ended starts no further change.
 //!
-//! Shape: the fence of a change is an exclusive lock of its blocks, requested when the session ends and released as
-//! soon as it is granted. Locks are granted in order, so the fence waits for the change, and later changes wait for the
-//! fence. A session without changes in flight costs nothing.
+//! Shape: the fence of a change excludes changes of its blocks. It is requested when the session ends and dropped as
+//! soon as it is granted. What overlaps is granted in order, so the fence waits for the change, and later changes wait
+//! for the fence. A session without changes in flight costs nothing.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};

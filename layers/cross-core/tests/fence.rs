@@ -171,6 +171,27 @@ fn without_an_ended_session_overlapping_changes_do_not_wait() {
     });
 }
 
+#[test]
+fn a_lock_waits_only_for_the_changes_of_its_blocks() {
+    run(async |held, device| {
+        let session = ClientSession::begin();
+        let attached = attach(&device, &session);
+        let first = begun(&attached, write(8, 4, 1));
+        let beside = Box::pin(attached.lock(extent(12, 4)));
+        let is_granted = select(beside, Box::pin(turns())).await;
+        assert!(matches!(is_granted, Either::Left(_)), "it waits for a change of other blocks");
+        drop(is_granted);
+        let overlapping = Box::pin(attached.lock(extent(11, 4)));
+        let is_granted = select(overlapping, Box::pin(turns())).await;
+        let Either::Right(((), overlapping)) = is_granted else {
+            panic!("it does not wait for a change of its blocks")
+        };
+        held.release(1);
+        first.await.unwrap();
+        drop(overlapping.await);
+    });
+}
+
 /// A change that waits for a lock when its session ends is in flight, too.
 #[test]
 fn a_change_that_waits_for_its_turn_is_fenced_too() {
