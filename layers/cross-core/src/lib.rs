@@ -40,7 +40,9 @@ use std::ops::RangeInclusive;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use sealblock_block::{Abilities, Device, Exclusion, FlushCursor, Geometry, Outcome, Request, RequestKind};
+use sealblock_block::{
+    Abilities, Device, Error, ErrorKind, Exclusion, FlushCursor, Geometry, Outcome, Request, RequestKind,
+};
 use sealblock_units::Extent;
 
 use channel::Link;
@@ -155,7 +157,11 @@ impl Attached {
         self.session.check(&request)?;
         let info = RequestInfo::of(&request);
         let outcome = self.execute_tracked(request, is_locked).await;
-        self.report(info, &outcome);
+        // The owner core may have refused it for the same reason, before it began.
+        let may_be_refused = self.session.has_ended() && info.kind.changes_blocks();
+        if !(may_be_refused && outcome.as_ref().is_err_and(is_unreachable)) {
+            self.report(info, &outcome);
+        }
         outcome
     }
 
@@ -208,6 +214,10 @@ impl Attached {
             }
         })
     }
+}
+
+fn is_unreachable(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unreachable { .. })
 }
 
 /// Blocks that are locked against changes; see [`Attached::lock`].

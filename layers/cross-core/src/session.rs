@@ -16,9 +16,9 @@ use std::rc::{Rc, Weak};
 use std::sync::Weak as SharedWeak;
 
 use futures_util::future::join_all;
-use sealblock_block::{Error, ErrorKind, Operation, Request};
+use sealblock_block::{Error, Operation, Request};
 
-use crate::changes::SessionId;
+use crate::changes::{SessionId, session_has_ended};
 use crate::channel::Link;
 use crate::device_slot::DeviceSlot;
 use crate::shared::{DeviceView, SharedDevice};
@@ -85,7 +85,7 @@ impl ClientSession {
     pub(crate) fn check(&self, request: &Request) -> Result<(), Error> {
         let changes = || request.changed().is_some() || matches!(request.operation, Operation::WriteReserved(..));
         match self.has_ended.get() && changes() {
-            true => Err(ErrorKind::Unreachable { reason: "the session of its client has ended".to_owned() }.into()),
+            true => Err(session_has_ended()),
             false => Ok(()),
         }
     }

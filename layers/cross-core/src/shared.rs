@@ -12,7 +12,7 @@ use sealblock_block::{
 use sealblock_runtime_reactor::{CoreLocal, long_step, spawn};
 use sealblock_units::Extent;
 
-use crate::changes::SessionId;
+use crate::changes::{ChangeGuard, SessionId};
 use crate::device_slot::DeviceSlot;
 use crate::durable::DurableRequests;
 
@@ -180,10 +180,11 @@ impl SharedDevice {
     pub(crate) async fn execute(&self, slot: &DeviceSlot, request: Request, from: Origin) -> Outcome {
         let Origin { session, is_locked } = from;
         // Listed before it claims its blocks, so that a fence comes after it in either case.
-        let _change = slot.changes.start(session, &request);
+        let change = slot.changes.start(session, &request);
         if self.is_long(&request) {
             // Before it claims anything, so that no other request waits for it meanwhile.
             long_step().await;
+            change.as_ref().map_or(Ok(()), ChangeGuard::check).map_err(|error| error.with_device(self.name()))?;
         }
         let _blocks = match (request.changed().filter(|_| !is_locked), request.source()) {
             // Devices copy as if nothing else wrote to either range meanwhile, and a Copy may be sent again.
@@ -262,7 +263,7 @@ impl SharedDevice {
 
     /// Fences what a session has in flight on the owner core: later changes of these blocks wait until each has ended.
     pub(crate) fn fence(&self, slot: &DeviceSlot, session: SessionId) {
-        for blocks in slot.changes.of(session) {
+        for blocks in slot.changes.fence(session) {
             let device = self.clone();
             let mut fence = Box::pin(async move { drop(device.0.device.claims.exclude(blocks).await) });
             // The first poll gives it its place in the order.
