@@ -1,7 +1,7 @@
 //! Claims: which blocks of a shared device are being changed, and who excludes such changes.
 //!
-//! A plain change (a write) claims its blocks beside all others. An exclusion (compare and write, a copy, the fence of a
-//! session) waits until nothing that overlaps it is in flight, and holds its blocks against every change that begins
+//! A plain change (a write) claims its blocks beside all others. An exclusion (compare and write, a copy, the fence of
+//! a session) waits until nothing that overlaps it is in flight, and holds its blocks against every change that begins
 //! later. Each core has a [`Lane`] for its changes, so that cores do not share what a change writes.
 //!
 //! Invariants:
@@ -10,11 +10,11 @@
 //!   An exclusion has its place in that order from its first poll on, although it may still wait. So nothing starves.
 //! - Dropping a future or a guard at any point frees its blocks, and wakes whoever waited for them.
 //!
-//! Shape: a change writes its blocks into a place of its lane, and then reads whether an exclusion of them is announced.
-//! An exclusion announces its blocks, and then reads the places of all lanes. Both write before they read, with
-//! sequential consistency, so at least one of them sees the other. If the change sees the exclusion, it leaves its place
-//! and queues: it takes a ticket, as every exclusion does. If only the exclusion sees the change, it waits until the
-//! change leaves. Changes back off and exclusions do not, so the two never wait for each other.
+//! Shape: a change writes its blocks into a place of its lane, and then reads whether an exclusion of them is
+//! announced. An exclusion announces its blocks, and then reads the places of all lanes. Both write before they read,
+//! with sequential consistency, so at least one of them sees the other. If the change sees the exclusion, it leaves its
+//! place and queues: it takes a ticket, as every exclusion does. If only the exclusion sees the change, it waits until
+//! the change leaves. Changes back off and exclusions do not, so the two never wait for each other.
 //!
 //! Tickets are in one list behind a mutex. An exclusion waits for earlier tickets that overlap it; a change waits only
 //! for earlier exclusions. A change that was granted takes its place before it drops its ticket, so a later exclusion
