@@ -212,8 +212,9 @@ impl List {
 
     fn is_granted(&self, position: usize) -> bool {
         let ticket = &self.tickets[position];
-        !self.tickets[..position].iter().any(|earlier| earlier.conflicts(ticket))
-            && !(ticket.excludes() && self.lanes.iter().any(|lane| lane.overlap(&ticket.ranges)))
+        let is_first = !self.tickets[..position].iter().any(|earlier| earlier.conflicts(ticket));
+        let mut lanes = self.lanes.iter();
+        is_first && (ticket.role == Role::Change || !lanes.any(|lane| lane.overlap(&ticket.ranges)))
     }
 
     fn wakers_of(&mut self, waits: impl Fn(&ListedTicket) -> bool) -> Wakers {
