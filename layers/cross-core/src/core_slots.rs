@@ -13,13 +13,15 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sealblock_block::{Counters, DeviceSource, DynDevice, Error};
+use sealblock_block::{Claims, Counters, DeviceSource, DynDevice, Error, Lane};
 use sealblock_runtime_reactor::CoreLocal;
 
 use crate::device_slot::{DeviceSlot, Drain, DrainAnswer};
 
 /// The slots of a device on its cores.
 pub(crate) struct CoreSlots {
+    /// The claims of the device; each slot has a lane of its own.
+    claims: Claims,
     home: CoreLocal<DeviceSlot>,
     others: Mutex<OtherCores>,
 }
@@ -61,10 +63,11 @@ impl Crossings {
 
 impl CoreSlots {
     /// The slot of a device on this core, which is its home.
-    pub fn new(device: DynDevice) -> CoreSlots {
+    pub fn new(device: DynDevice, claims: Claims) -> CoreSlots {
         let (source, home_counters) = (device.source(), Arc::clone(device.counters()));
         let others = OtherCores { slots: Vec::new(), source, generation: 0, is_quiesced: false, home_counters };
-        CoreSlots { home: CoreLocal::new(DeviceSlot::new(device)), others: Mutex::new(others) }
+        let home = CoreLocal::new(DeviceSlot::new(device, claims.lane()));
+        CoreSlots { claims, home, others: Mutex::new(others) }
     }
 
     pub fn home(&self) -> &CoreLocal<DeviceSlot> {
@@ -96,7 +99,7 @@ impl CoreSlots {
                 // It was replaced meanwhile.
                 continue;
             }
-            return Some(others.add(device));
+            return Some(others.add(device, self.claims.lane()));
         }
     }
 
@@ -174,9 +177,9 @@ fn warn_of_crossing(error: &Error) {
 
 impl OtherCores {
     /// Adds the slot of this core.
-    fn add(&mut self, device: DynDevice) -> Rc<DeviceSlot> {
+    fn add(&mut self, device: DynDevice, lane: Lane) -> Rc<DeviceSlot> {
         let counters = Arc::clone(device.counters());
-        let slot = DeviceSlot::new(device);
+        let slot = DeviceSlot::new(device, lane);
         if self.is_quiesced {
             slot.quiesce();
         }

@@ -5,7 +5,7 @@
 //! afterwards. Only one caller at a time has it quiesced. A request is in flight from its entry until its guard is
 //! dropped, so no request uses a device after it was drained. Requests to an unavailable slot fail with the reason.
 //!
-//! A request enters after it has taken the range lock. A request that waits here blocks those that wait for its blocks,
+//! A request enters after it has claimed its blocks. A request that waits here blocks those that wait for its blocks,
 //! but no request that has entered, so draining always ends.
 
 use std::cell::{Cell, RefCell};
@@ -16,10 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
 use futures_util::task::AtomicWaker;
-use sealblock_block::{Condition, DynDevice, Error, ErrorKind};
+use sealblock_block::{Condition, DynDevice, Error, ErrorKind, Lane};
 
 use crate::changes::ChangesInFlight;
-use crate::durable::DurableRequests;
 
 /// A device as one core has it open, or why there is none.
 pub(crate) struct DeviceSlot {
@@ -29,7 +28,8 @@ pub(crate) struct DeviceSlot {
     changed: Condition,
     /// Dropped once no request is in flight.
     answers: RefCell<Vec<DrainAnswer>>,
-    pub(crate) durable: DurableRequests,
+    /// The changes of this core, among the claims of the device.
+    pub(crate) lane: Lane,
     /// Changes in flight, by the session that sent them.
     pub(crate) changes: ChangesInFlight,
 }
@@ -51,14 +51,14 @@ pub(crate) struct Drain {
 pub(crate) struct DrainAnswer(Arc<Drain>);
 
 impl DeviceSlot {
-    pub(crate) fn new(gate: DynDevice) -> Rc<DeviceSlot> {
+    pub(crate) fn new(gate: DynDevice, lane: Lane) -> Rc<DeviceSlot> {
         Rc::new(DeviceSlot {
             device: RefCell::new(Ok(gate)),
             is_quiesced: Cell::new(false),
             in_flight: Cell::new(0),
             changed: Condition::default(),
             answers: RefCell::default(),
-            durable: DurableRequests::default(),
+            lane,
             changes: ChangesInFlight::default(),
         })
     }

@@ -32,12 +32,19 @@ mod durable;
 mod session;
 mod shared;
 
+/// The lock of `durable.rs`; `tests/durable.rs` replaces it with that of a model checker.
+mod primitives {
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+}
+
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use sealblock_block::{Abilities, Device, FlushCursor, Geometry, Outcome, RangeGuard, Request, RequestKind};
+use sealblock_block::{
+    Abilities, Device, Error, ErrorKind, Exclusion, FlushCursor, Geometry, Outcome, Request, RequestKind,
+};
 use sealblock_units::Extent;
 
 use channel::Link;
@@ -139,8 +146,8 @@ impl Attached {
     /// Waits until no other client changes these blocks, on any core, and locks them against changes until the result
     /// is dropped. Reads continue.
     pub async fn lock(&self, extent: Extent) -> Locked<'_> {
-        let range = self.device.state().range_lock.lock(extent.into()).await;
-        Locked { attached: self, extent, _range: range }
+        let exclusion = self.device.state().claims.exclude(extent.into()).await;
+        Locked { attached: self, extent, _exclusion: exclusion }
     }
 
     /// True on the core that published the device.
@@ -165,7 +172,11 @@ impl Attached {
         self.session.check(&request)?;
         let info = RequestInfo::of(&request);
         let outcome = self.execute_tracked(request, is_locked).await;
-        self.report(info, &outcome);
+        // The owner core may have refused it for the same reason, before it began.
+        let may_be_refused = self.session.has_ended() && info.kind.changes_blocks();
+        if !(may_be_refused && outcome.as_ref().is_err_and(is_unreachable)) {
+            self.report(info, &outcome);
+        }
         outcome
     }
 
@@ -225,11 +236,15 @@ fn is_of_home(kind: RequestKind) -> bool {
     matches!(kind, RequestKind::ReadReserved | RequestKind::WriteReserved)
 }
 
+fn is_unreachable(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unreachable { .. })
+}
+
 /// Blocks that are locked against changes; see [`Attached::lock`].
 pub struct Locked<'a> {
     attached: &'a Attached,
     extent: Extent,
-    _range: RangeGuard<'a>,
+    _exclusion: Exclusion<'a>,
 }
 
 impl Locked<'_> {

@@ -52,7 +52,7 @@ pub struct ScrubTask {
     labels: Vec<OwnLabel>,
     /// `None` while the device is being resized.
     gate: RefCell<Option<DynDevice>>,
-    /// The same device that hosts use, because repairs need its range lock.
+    /// The same device that hosts use, because a repair must wait for hosts that exclude changes of its blocks.
     device: Attached,
     /// The damage list of the namespaces. Weak, because the device owns it.
     state: Weak<NamespaceState>,
