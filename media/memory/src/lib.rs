@@ -10,10 +10,14 @@
 //! another's tag. Read responses share the stored bytes, and a write copies what is shared first. [`MemoryMedium`] is
 //! one such range.
 
+mod chunk;
 mod device;
+mod loaded;
 mod medium;
-mod sparse;
+mod spares;
+mod store;
 mod table;
 
 pub use device::{Corruption, MemoryDevice};
 pub use medium::MemoryMedium;
+pub use store::MemoryStore;
