@@ -98,7 +98,8 @@ impl Channel {
         match chunk.tags().map(|tags| (tags, chunks.shape.tags_of(&part.within))) {
             Some((tags, range)) if tag_bytes <= COPIED_TAG_BYTES => short_tags.copy_from_slice(&tags[range]),
             Some((tags, range)) => long_tags = Some(tags.slice(range)),
-            None => short_tags.fill(0xFF),
+            None if tag_bytes > 0 => short_tags.fill(0xFF),
+            None => {}
         }
         let marks = marks(&chunk, part);
         drop(chunk);
@@ -213,7 +214,9 @@ impl<'a, I: Iterator<Item = (&'a [u8], &'a [u8])>> Source<'a, I> {
             let (data, tags) = (self.shape.data_of(&(0..blocks)), self.shape.tags_of(&(0..blocks)));
             let ((data, rest), (tags, tags_rest)) = (self.data.split_at(data.end), self.tags.split_at(tags.end));
             bytes.data[self.shape.data_of(&step)].copy_from_slice(data);
-            bytes.tags[self.shape.tags_of(&step)].copy_from_slice(tags);
+            if self.shape.tuple_bytes > 0 {
+                bytes.tags[self.shape.tags_of(&step)].copy_from_slice(tags);
+            }
             (self.data, self.tags, to.start) = (rest, tags_rest, step.end);
         }
     }
