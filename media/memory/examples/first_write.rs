@@ -57,7 +57,13 @@ fn write_all(device: &MemoryDevice, blocks: u64, pause: Duration) -> Vec<Duratio
 
 fn show(name: &str, sorted: &[Duration]) {
     let at = |share: f64| sorted[((sorted.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1e3;
-    println!("{name}: p50 {:.2} us, p99 {:.2} us, p99.9 {:.2} us, max. {:.0} us", at(0.5), at(0.99), at(0.999), at(1.0));
+    println!(
+        "{name}: p50 {:.2} us, p99 {:.2} us, p99.9 {:.2} us, max. {:.0} us",
+        at(0.5),
+        at(0.99),
+        at(0.999),
+        at(1.0)
+    );
 }
 
 /// Nanoseconds of each of these requests, one after the other.

@@ -134,8 +134,9 @@ impl MemoryDevice {
 
     fn read(&self, extent: Extent, expectations: &Expectations) -> Outcome {
         let Loaded { data, tags, marks } = self.load(extent);
-        let as_stored =
-            |data, tags| Ok(Response::Data(self.unverified(data, tags).verify(&Checks::NONE).expect("nothing is checked")));
+        let as_stored = |data, tags| {
+            Ok(Response::Data(self.unverified(data, tags).verify(&Checks::NONE).expect("nothing is checked")))
+        };
         if self.protection().is_none() && marks.is_empty() {
             return as_stored(data, tags);
         }
@@ -384,11 +385,7 @@ impl Device for MemoryDevice {
     fn abilities(&self) -> Abilities {
         let Geometry { block_size, capacity_blocks, protection, .. } = *self.store.geometry();
         let bytes = capacity_blocks.saturating_mul(block_size.bytes() as u64);
-        Abilities {
-            bitmap_pages: ReservedArea::bitmap_pages(bytes),
-            seals: protection.is_some(),
-            ..ABILITIES
-        }
+        Abilities { bitmap_pages: ReservedArea::bitmap_pages(bytes), seals: protection.is_some(), ..ABILITIES }
     }
 
     async fn execute(&self, operation: Request) -> Outcome {

@@ -14,10 +14,12 @@ mod chunk;
 mod device;
 mod loaded;
 mod medium;
+mod preallocate;
 mod spares;
 mod store;
 mod table;
 
 pub use device::{Corruption, MemoryDevice};
 pub use medium::MemoryMedium;
+pub use preallocate::PreallocateError;
 pub use store::MemoryStore;

@@ -127,8 +127,7 @@ impl Channel {
         tag_bytes: usize,
     ) -> Loaded {
         let mut data = self.buffer(length_bytes);
-        let mut tags =
-            if tag_bytes <= COPIED_TAG_BYTES { Buffer::zeroed(tag_bytes) } else { self.buffer(tag_bytes) };
+        let mut tags = if tag_bytes <= COPIED_TAG_BYTES { Buffer::zeroed(tag_bytes) } else { self.buffer(tag_bytes) };
         let mut all = Vec::new();
         for part in parts {
             let data = &mut data[chunks.shape.data_of(&part.of_whole)];
@@ -197,7 +196,10 @@ pub(crate) struct Source<'a, I> {
 }
 
 /// The source of all of these blocks.
-pub(crate) fn source_of<'a>(sealed: &'a Sealed, shape: Shape) -> Source<'a, impl Iterator<Item = (&'a [u8], &'a [u8])>> {
+pub(crate) fn source_of<'a>(
+    sealed: &'a Sealed,
+    shape: Shape,
+) -> Source<'a, impl Iterator<Item = (&'a [u8], &'a [u8])>> {
     let segments = sealed.segments().iter().map(|segment| (&segment.data[..], &segment.tags[..]));
     Source { shape, segments, data: &[], tags: &[] }
 }

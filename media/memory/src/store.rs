@@ -79,12 +79,7 @@ impl Chunks {
     /// Changes the blocks of a part under one lock. `change` gets all bytes of the chunk; those of the part may be any
     /// before, and must all be written. The blocks have no marks then, unless `change` sets some.
     #[inline]
-    pub(crate) fn change(
-        &self,
-        part: &Part,
-        spares: &mut Spares,
-        change: impl FnOnce(&mut Change, &mut Chunk),
-    ) {
+    pub(crate) fn change(&self, part: &Part, spares: &mut Spares, change: impl FnOnce(&mut Change, &mut Chunk)) {
         self.top_up(spares);
         let mut chunk = self.table.get_or_make(part.chunk);
         let before = chunk.stored_bytes(self.shape);
