@@ -205,7 +205,10 @@ impl Chunk {
                 self.data = Some(data);
                 None
             }
-            Cleared::Nothing(Some(_)) if self.is_blank => None,
+            Cleared::Nothing(Some(data)) if self.is_blank => {
+                self.data = Some(data);
+                None
+            }
             Cleared::Nothing(Some(data)) if keeps => {
                 let mut data = spares.data.unshare(Some(data), false).0;
                 data.fill(0);

@@ -219,7 +219,7 @@ impl MemoryDevice {
         let Some(format) = self.protection().filter(|_| !sealed.has_verified_guards()) else { return unproven };
         let checks = Checks { guard: true, ..Checks::NONE };
         for segment in sealed.segments() {
-            let mut note = |mismatch: Mismatch| unproven.push(start + mismatch.block as usize);
+            let mut note = |mismatch: Mismatch| unproven.push(start + mismatch.block);
             verify(format, self.block_size(), &segment.data, &segment.tags, &checks, &mut note);
             start += segment.data.len() >> self.block_size().shift();
         }

@@ -43,9 +43,9 @@ impl fmt::Display for PreallocateError {
 impl std::error::Error for PreallocateError {}
 
 impl MemoryStore {
-    /// Puts all data of a new store into memory, where they stay: no write waits for memory or fails for lack of it, and what is
-    /// discarded is not given back. Blocks that were not written are holes all the same. Takes about 0.1 s for each GiB. The
-    /// tags of a store with protection information are not included.
+    /// Puts all data of a new store into memory, where they stay: what is discarded is not given back. Then a write needs
+    /// other memory only to replace a chunk that responses still share. Blocks that were not written are holes all the
+    /// same. Takes about 0.1 s for each GiB. The tags of a store with protection information are not included.
     ///
     /// # Errors
     /// If there is not enough memory.

@@ -209,3 +209,6 @@ impl MemoryStore {
         self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -73,7 +73,7 @@ fn a_chunk_that_keeps_its_memory_is_blank_after_it_was_cleared() {
         write(&mut chunk, 0..16, 7, &mut spares);
         let shared = chunk.data().cloned().filter(|_| is_shared);
         top_up(&mut spares);
-        for blocks in [0..8, 8..16] {
+        for blocks in [0..8, 8..16, 4..12] {
             let gone = chunk.clear(SHAPE, &blocks, &mut spares, true);
             assert!(gone[0].is_none());
             spares.give(gone);
