@@ -204,8 +204,10 @@ async fn open_memory(target: &TargetName, size: ByteCount, preallocate: bool) ->
     if preallocate {
         store = fill(store).await.map_err(|error| error.on(target))?;
     }
-    let device = MemoryDevice::on(Arc::new(store)).with_pool(pool());
-    Ok(OpenTarget::leaf(target, device, TargetInfo::plain("memory"), Vec::new(), IN_MEMORY))
+    let store = Arc::new(store);
+    let open = move || MemoryDevice::on(Arc::clone(&store)).with_pool(pool());
+    let info = TargetInfo::plain("memory");
+    Ok(OpenTarget::leaf_on_every_core(target, open(), move || Ok(open()), info, IN_MEMORY))
 }
 
 /// Fills a store on a thread of its own, since a core that serves other devices must not wait for seconds.

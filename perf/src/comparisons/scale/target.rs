@@ -135,7 +135,7 @@ async fn named(
     let size = ByteCount::new(blocks << BlockSize::B4096.shift());
     Ok(match kind {
         DeviceKind::Null => (Some(TargetName::Null(size)), None),
-        DeviceKind::Memory => (Some(TargetName::Memory(size)), None),
+        DeviceKind::Memory => (Some(TargetName::Memory { size, preallocate: false }), None),
         DeviceKind::File => {
             let file = setup::filled_file(dir, name, blocks).await?;
             (Some(TargetName::Raw(file.0.clone())), Some(file))

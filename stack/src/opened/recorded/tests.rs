@@ -161,7 +161,7 @@ fn what_a_later_version_wrote_is_left_as_it_is_and_what_is_damaged_begins_anew()
 #[test]
 fn what_a_name_opens_executes_in_place_and_on_every_core_if_its_device_does() {
     on_reactor(async |_| {
-        for (name, is_everywhere) in [("null:1MiB", true), ("mem:1MiB", false), ("mirror:mem:1MiB,mem:1MiB", false)] {
+        for (name, is_everywhere) in [("null:1MiB", true), ("mem:1MiB", true), ("mirror:mem:1MiB,mem:1MiB", false)] {
             let opened = crate::open::open(&name.parse().unwrap(), crate::Access::Read).await.unwrap();
             assert!(opened.device.executes_in_place(), "{name}");
             let read = Request::read(Extent::one(Lba::new(5)), Expectations::NONE);
