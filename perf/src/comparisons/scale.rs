@@ -6,9 +6,9 @@
 //! namespaces at most 5 % do. A ratio is compared with its goal only if every core of the target and of the host has a
 //! CPU of its own. Elsewhere, what counts is the CPU time of the target and the crossings for each request.
 //!
-//! The target has a thread for each core, on the first CPUs, and a device is opened on one of them, as by a server. Each
-//! I/O queue is a session of its own. CPU time of the target is that of this process without the threads of the host.
-//! So it contains polling while a core is idle (`--spin-us 0` shows the cost of the work alone).
+//! The target has a thread for each core, on the first CPUs, and a device is opened on one of them, as by a server.
+//! Each I/O queue is a session of its own. CPU time of the target is that of this process without the threads of the
+//! host. So it contains polling while a core is idle (`--spin-us 0` shows the cost of the work alone).
 
 mod contender;
 mod target;
