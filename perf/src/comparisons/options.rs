@@ -286,12 +286,12 @@ impl FromStr for DeviceKind {
 /// Namespaces on several cores.
 #[derive(Args, Clone)]
 pub struct ScaleOptions {
-    /// Numbers of cores of the target; the first one is the baseline [default: 1, 2, 4 and so on, up to half of the CPUs,
-    /// at least up to 2].
+    /// Numbers of cores of the target; the first one is the baseline [default: 1, 2, 4 and so on, up to half of the
+    /// CPUs, at least up to 2].
     #[arg(long, value_delimiter = ',')]
     pub cores: Vec<NonZeroUsize>,
-    /// Cores of the host, at most. They are on CPUs that the target does not use, and on all CPUs if there are no others
-    /// [default: the CPUs that the most cores of the target leave].
+    /// Cores of the host, at most. They are on CPUs that the target does not use, and on all CPUs if there are no
+    /// others [default: the CPUs that the most cores of the target leave].
     #[arg(long)]
     pub host_cores: Option<NonZeroUsize>,
     /// I/O queues, in turn for each namespace [default: as many as the target has cores]. A namespace has at least one.

@@ -6,14 +6,12 @@
 //! namespaces at most 5 % do. A ratio is compared with its goal only if every core of the target and of the host has a
 //! CPU of its own. Elsewhere, what counts is the CPU time of the target and the crossings for each request.
 //!
-//! The target has a thread for each core, on the first CPUs, and a device is opened on one of them, as by a server. Each
-//! I/O queue is a session of its own. CPU time of the target is that of this process without the threads of the host.
-//! So it contains polling while a core is idle (`--spin-us 0` shows the cost of the work alone).
+//! The target has a thread for each core, on the first CPUs, and a device is opened on one of them, as by a server.
+//! Each I/O queue is a session of its own. CPU time of the target is that of this process without the threads of the
+//! host. So it contains polling while a core is idle (`--spin-us 0` shows the cost of the work alone).
 
 mod contender;
 mod target;
-
-use std::thread::available_parallelism;
 
 use anyhow::{Context, ensure};
 use sealblock_runtime_reactor::{CoreHandle, Cores};
@@ -105,8 +103,8 @@ fn powers_of_two(cpus: usize) -> Vec<usize> {
 /// Measures everything and prints it.
 pub fn run(options: &ScaleOptions) -> anyhow::Result<()> {
     let threads = Threads::start(options)?;
-    let online = available_parallelism().map_or(1, usize::from);
-    println!("{} CPUs of {online}, the target on the first, the host on the last", threads.cpus);
+    let host = if options.in_process { "no host" } else { "the host on the last" };
+    println!("{} CPUs, the target on the first, {host}", threads.cpus);
     for &kind in &options.devices {
         let rounds = remote::wait(measure(options, &threads, kind))??;
         let (count, size) = (options.namespaces.get(), options.size);
@@ -159,17 +157,18 @@ fn print(load: Load, kind: DeviceKind, options: &ScaleOptions, (threads, rounds)
         let per_request = |cpu: f64, measured: &Measured| cpu * 1e6 / measured.turn.requests as f64;
         let crossings = spread(&Measured::crossings_per_request).median;
         print!(
-            "  {count:2} {} {:9.0} /s  target {:6.2} us CPU, busiest core {:3.0} %  host {:6.2} us CPU  {crossings:5.3} crossings{}",
+            "  {count:2} {} {:9.0} /s  target {:6.2} us CPU, busiest core {:3.0} %  host {:6.2} us CPU",
             if count == 1 { "core " } else { "cores" },
             spread(&|measured| measured.turn.rate()).median,
             spread(&|measured| per_request(measured.target_cpu, measured)).median,
             spread(&|measured| measured.busiest * 100.0).median,
             spread(&|measured| per_request(measured.host_cpu, measured)).median,
-            crossings_goal(kind, options).map_or(String::new(), |most| match crossings <= most {
-                true => format!(" (goal {most}: kept)"),
-                false => format!(" (goal {most}: MISSED)"),
-            }),
         );
+        let goal_text = crossings_goal(kind, options).map_or(String::new(), |most| match crossings <= most {
+            true => format!(" (goal {most}: kept)"),
+            false => format!(" (goal {most}: MISSED)"),
+        });
+        print!("  {crossings:5.3} crossings{goal_text}");
         if index == 0 {
             println!("  (baseline)");
             continue;
