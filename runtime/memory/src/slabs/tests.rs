@@ -73,7 +73,7 @@ fn chunks_never_show_what_was_in_them_before() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "too much memory")]
+#[cfg(not(miri))]
 fn the_thread_makes_as_much_ahead_as_was_taken_up_to_a_limit() {
     let slabs = apart();
     let mut chunks = take(&slabs, 32);
@@ -90,7 +90,7 @@ fn the_thread_makes_as_much_ahead_as_was_taken_up_to_a_limit() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "too much memory")]
+#[cfg(not(miri))]
 fn slabs_that_nothing_uses_go_back_to_the_system() {
     let slabs = apart();
     let (mut chunks, one) = (take(&slabs, 1100), take(&slabs, 1));
@@ -105,7 +105,7 @@ fn slabs_that_nothing_uses_go_back_to_the_system() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "too much memory")]
+#[cfg(not(miri))]
 fn free_chunks_beside_used_ones_keep_their_pages_only_up_to_a_limit() {
     let slabs = apart();
     let mut chunks = take(&slabs, 1600);
