@@ -5,13 +5,14 @@ use std::cell::RefCell;
 use std::fmt;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::future::LocalBoxFuture;
 use sealblock_units::Extent;
 
 use crate::reused_future::ReusedFuture;
-use crate::{Abilities, Counters, Device, Error, Expectations, Gate, Geometry, Outcome, Request};
+use crate::{Abilities, Counters, Device, Error, ErrorKind, Expectations, Gate, Geometry, Outcome, Request};
 
 /// A device behind its gate, with a type known only at run time. Clones are the same device.
 ///
@@ -20,6 +21,7 @@ use crate::{Abilities, Counters, Device, Error, Expectations, Gate, Geometry, Ou
 #[derive(Clone)]
 pub struct DynDevice {
     device: Rc<dyn ObjectSafeDevice>,
+    source: Option<Arc<dyn DeviceSource>>,
     _companion: Option<Rc<dyn Any>>,
 }
 
@@ -34,13 +36,45 @@ impl DynDevice {
         DynDevice { _companion: Some(companion), ..self }
     }
 
+    /// The same device, which `source` opens on other cores.
+    pub fn on_every_core(self, source: impl DeviceSource + 'static) -> DynDevice {
+        DynDevice { source: Some(Arc::new(source)), ..self }
+    }
+
+    /// What opens the device on other cores; `None` for one that stays on the core that opened it.
+    pub fn source(&self) -> Option<Arc<dyn DeviceSource>> {
+        self.source.clone()
+    }
+
+    /// The device that `layer` makes of this one, behind its own gate. It is on every core if this one is: then `layer`
+    /// is called on each of them.
+    ///
+    /// # Errors
+    /// Those of `layer`.
+    pub fn layered<D: Device + 'static, E: fmt::Display>(
+        self,
+        name: impl Into<Arc<str>>,
+        layer: impl Fn(DynDevice) -> Result<D, E> + Send + Sync + 'static,
+    ) -> Result<DynDevice, E> {
+        let (name, below) = (name.into(), self.source());
+        let device = DynDevice::new(&*name, layer(self)?);
+        Ok(match below {
+            None => device,
+            Some(below) => device.on_every_core(move || {
+                let opened = layer(below.open_here()?);
+                let opened = opened.map_err(|why| Error::from(ErrorKind::Unreachable { reason: why.to_string() }))?;
+                Ok(DynDevice::new(&*name, opened))
+            }),
+        })
+    }
+
     /// What errors call the device.
     pub fn name(&self) -> &str {
         self.device.name()
     }
 
-    /// Counters of the requests that went through the gate so far.
-    pub fn counters(&self) -> &Counters {
+    /// Counters of the requests that went through the gate so far, which every core may read.
+    pub fn counters(&self) -> &Arc<Counters> {
         self.device.counters()
     }
 
@@ -61,7 +95,7 @@ impl<D: Device + 'static> From<Gate<D>> for DynDevice {
 
 impl<D: Device + 'static> From<Rc<Gate<D>>> for DynDevice {
     fn from(gate: Rc<Gate<D>>) -> DynDevice {
-        DynDevice { device: Rc::new(ErasedGate { gate, idle: RefCell::default() }), _companion: None }
+        DynDevice { device: Rc::new(ErasedGate { gate, idle: RefCell::default() }), source: None, _companion: None }
     }
 }
 
@@ -97,7 +131,7 @@ trait ObjectSafeDevice {
     fn geometry(&self) -> &Geometry;
     fn abilities(&self) -> Abilities;
     fn name(&self) -> &str;
-    fn counters(&self) -> &Counters;
+    fn counters(&self) -> &Arc<Counters>;
     fn verify_by_reading(&self, extent: Extent, expectations: Expectations) -> LocalBoxFuture<'_, Outcome>;
     fn executes_in_place(&self) -> bool;
     fn try_execute(&self, request: &Request) -> Option<Outcome>;
@@ -127,7 +161,7 @@ impl<D: Device + 'static> ObjectSafeDevice for ErasedGate<D> {
         self.gate.name()
     }
 
-    fn counters(&self) -> &Counters {
+    fn counters(&self) -> &Arc<Counters> {
         self.gate.counters()
     }
 
@@ -175,6 +209,26 @@ impl Future for ExecuteFuture<'_> {
             self.device.put_back(pooled);
         }
         Poll::Ready(outcome)
+    }
+}
+
+/// Opens one device for any core: what is stored, and what is known of it, is the same on all of them.
+///
+/// Requests of several cores then reach the device at the same time. So it must keep by itself what one core gave it for
+/// free: a block has the data of one write together with its tags, and a Flush covers the writes of all cores that had
+/// completed before.
+pub trait DeviceSource: Send + Sync {
+    /// Opens the device for the calling core, behind a gate of its own, with the geometry and the abilities that it has
+    /// on every core. It does not wait.
+    ///
+    /// # Errors
+    /// When something that each core needs cannot be had, such as a file descriptor.
+    fn open_here(&self) -> Result<DynDevice, Error>;
+}
+
+impl<F: Fn() -> Result<DynDevice, Error> + Send + Sync> DeviceSource for F {
+    fn open_here(&self) -> Result<DynDevice, Error> {
+        self()
     }
 }
 

@@ -10,6 +10,8 @@ mod checks;
 mod counters;
 mod rare;
 
+use std::sync::Arc;
+
 use futures_util::future::LocalBoxFuture;
 use sealblock_units::Extent;
 
@@ -23,13 +25,13 @@ use rare::Rare;
 pub struct Gate<D> {
     device: D,
     name: Box<str>,
-    counters: Counters,
+    counters: Arc<Counters>,
 }
 
 impl<D: Device> Gate<D> {
     /// Puts a gate in front of `device`; `name` is what errors call it, usually its target name.
     pub fn new(name: impl Into<Box<str>>, device: D) -> Gate<D> {
-        Gate { device, name: name.into(), counters: Counters::default() }
+        Gate { device, name: name.into(), counters: Arc::default() }
     }
 
     /// What errors call the device.
@@ -37,8 +39,8 @@ impl<D: Device> Gate<D> {
         &self.name
     }
 
-    /// Counters of the requests that went through so far.
-    pub fn counters(&self) -> &Counters {
+    /// Counters of the requests that went through so far, which every core may read.
+    pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 

@@ -9,6 +9,7 @@
 
 mod bad_block;
 mod bad_block_search;
+mod claims;
 mod coverage;
 mod damage_record;
 mod device;
@@ -28,15 +29,27 @@ mod sync;
 mod unwritten;
 mod write_data;
 
+/// The primitives of `claims.rs`; `tests/claims` replaces them with those of a model checker, and with fewer places.
+mod primitives {
+    pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+
+    /// Changes of one core in flight that are claimed with their blocks. More are only counted.
+    pub(crate) const LANE_PLACES: usize = 256;
+    /// Ranges that exclusions announce with their blocks; with their count, they fill one cache line.
+    pub(crate) const EXCLUSION_PLACES: usize = 7;
+}
+
 pub use bad_block::{BadBlock, BadBlockCause, MemberPath};
 pub use bad_block_search::{BlockProbe, find_bad_blocks};
+pub use claims::{Claim, Claims, Exclusion, Lane};
 pub use coverage::{Coverage, Unchecked, WhyUnchecked};
 pub use damage_record::{
     DamageCount, DamageRecord, DamageRun, DamageSource, MAX_DAMAGE_RUNS, WatchedRequest, coarsen, has_block,
     merge_runs, merged,
 };
 pub use device::{Abilities, Ability, Device, Geometry, KindAbilities, Limits};
-pub use dyn_device::{DeviceOpener, DynDevice};
+pub use dyn_device::{DeviceOpener, DeviceSource, DynDevice};
 pub use error::{BadBlocks, Error, ErrorKind, Tally};
 pub use expectations::Expectations;
 pub use flush_epochs::{FlushEpochs, WritesLost};

@@ -16,6 +16,7 @@ mod nvme_tcp;
 mod options;
 mod restart;
 mod rounds;
+mod scale;
 mod server;
 mod stripe;
 mod verify;
@@ -28,7 +29,7 @@ use clap::{Parser, Subcommand};
 
 use options::{
     AmplificationOptions, BtrfsOptions, BtrfsWriteOptions, FileOptions, MirrorSizeOptions, NbdOptions, RemoteOptions,
-    RestartOptions, VerifyLinuxOptions,
+    RestartOptions, ScaleOptions, VerifyLinuxOptions,
 };
 
 /// Compares a claim of the project with a baseline measured in the same run.
@@ -75,6 +76,8 @@ pub enum Claim {
     MirrorSize(MirrorSizeOptions),
     /// Our target and our host over loopback, each on one core, with and without protection and digests.
     NvmeTcp(RemoteOptions),
+    /// One namespace on several cores, compared with the same on one core: requests, CPU time of the target, crossings.
+    Scale(ScaleOptions),
     /// Our NBD server with a device in memory, compared with nbdkit and qemu-nbd.
     Nbd(NbdOptions),
     /// Another build of this program, alternating with this one, for one of the claims above.
@@ -108,6 +111,7 @@ pub fn run(command: Command) -> anyhow::Result<()> {
         Claim::MirrorSize(options) if !options.server.is_empty() => mirror_served::run(&options)?,
         Claim::MirrorSize(options) => mirror_size::run(&options)?,
         Claim::NvmeTcp(options) => nvme_tcp::run(options)?,
+        Claim::Scale(options) => scale::run(&options)?,
         Claim::Nbd(options) => nbd::run(&options)?,
         Claim::Restart(options) => restart::run(&options)?,
         Claim::Against { other, turns, words } => against::run(&other, turns, &words)?,

@@ -60,11 +60,20 @@ pub async fn core_cpu(core: &CoreHandle) -> anyhow::Result<f64> {
     core.call(|| async { thread_cpu() }).await.context("the target's core is gone")
 }
 
+/// The CPUs that this process may use, at least one.
+pub fn allowed_cpus() -> Vec<usize> {
+    let allowed = sched_getaffinity(None).ok();
+    let is_allowed = |cpu: &usize| allowed.as_ref().is_some_and(|set| set.is_set(*cpu));
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(is_allowed).collect();
+    match cpus.is_empty() {
+        true => (0..available_parallelism().map_or(1, usize::from)).collect(),
+        false => cpus,
+    }
+}
+
 /// CPUs that this process may use: one for a host, and another one for a target if there are two.
 pub fn two_cpus() -> (usize, usize) {
-    let allowed = sched_getaffinity(None).ok();
-    let is_allowed = |cpu: &usize| allowed.as_ref().is_none_or(|set| set.is_set(*cpu));
-    let mut cpus = (0..CpuSet::MAX_CPU).filter(is_allowed);
-    let host = cpus.next().unwrap_or(0);
-    (host, cpus.next().filter(|_| available_parallelism().map_or(1, usize::from) > 1).unwrap_or(host))
+    let cpus = allowed_cpus();
+    let host = cpus.first().copied().unwrap_or(0);
+    (host, cpus.get(1).copied().filter(|_| available_parallelism().map_or(1, usize::from) > 1).unwrap_or(host))
 }

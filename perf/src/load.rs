@@ -188,6 +188,8 @@ pub async fn drive(
     seed: u64,
 ) -> anyhow::Result<Sample> {
     let size = device.geometry().block_size;
+    // Before the time begins, since it may take a while.
+    let payload = payload();
     let (end, left) = match until {
         Until::Passed(time) => (Some(Instant::now() + time), u64::MAX),
         Until::Asked(requests) => (None, requests),
@@ -200,7 +202,7 @@ pub async fn drive(
         rng: Rng::with_seed(seed).into(),
         answered: Cell::new(0),
         places: device.geometry().capacity_blocks / load.blocks,
-        payload: payload(),
+        payload,
         latencies: RefCell::default(),
         failure: RefCell::default(),
     });

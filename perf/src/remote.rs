@@ -89,9 +89,14 @@ pub struct Serving {
     pub turns: Vec<Turn>,
 }
 
+/// A core on each of these CPUs.
+pub fn cores(cpus: Vec<usize>, spin_us: u32) -> anyhow::Result<Cores> {
+    Ok(Cores::start(Placement::Cpus(cpus), Config { spin_us, ..Config::default() })?)
+}
+
 /// A core on this CPU.
 pub fn core(cpu: usize, spin_us: u32) -> anyhow::Result<(Cores, CoreHandle)> {
-    let cores = Cores::start(Placement::Cpus(vec![cpu]), Config { spin_us, ..Config::default() })?;
+    let cores = cores(vec![cpu], spin_us)?;
     let handle = cores.handle(0).context("there is one core")?;
     Ok((cores, handle))
 }
@@ -124,7 +129,12 @@ async fn serve(devices: Vec<Served>) -> anyhow::Result<SocketAddr> {
             }
         }
     }
-    let target = Target::new([subsystem], Limits { commands: DEPTH + 1, ..Limits::default() })?;
+    listen(subsystem, []).await
+}
+
+/// Starts a target of this core, whose connections are spread over these cores, if there are any.
+pub async fn listen(subsystem: Subsystem, cores: impl IntoIterator<Item = CoreHandle>) -> anyhow::Result<SocketAddr> {
+    let target = Target::new([subsystem], Limits { commands: DEPTH + 1, ..Limits::default() })?.with_cores(cores);
     let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 128)?;
     let address = listener.local_addr()?;
     // It serves until its core is dropped.

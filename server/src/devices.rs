@@ -10,13 +10,14 @@ pub(crate) mod scrub;
 pub(crate) mod waiting;
 
 use std::cell::RefCell;
+use std::convert::Infallible;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, join_all, select};
-use sealblock_block::{DynDevice, ErrorKind};
+use sealblock_block::ErrorKind;
 use sealblock_exports_nvme_tcp::{DeviceIdentities, NamespaceState};
 use sealblock_layers_cross_core::{EarlierClients, SharedDevice};
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, now, shutdown_requested, sleep, spawn, timeout};
@@ -303,7 +304,8 @@ async fn open_on_core(
     let access = if opened.why_older().is_some() { plan.access_to_older() } else { plan.access() };
     let (mut gate, info, closer) = opened.share();
     if plan.read_only {
-        gate = DynDevice::new(target.to_string(), ReadOnly::new(gate));
+        let Ok(read_only) = gate.layered(target.to_string(), |below| Ok::<_, Infallible>(ReadOnly::new(below)));
+        gate = read_only;
     }
     watch(&info, &reporters.state);
     if let Some(state) = reporters.state.upgrade() {

@@ -332,7 +332,7 @@ fn name_of(target: &TargetName) -> String {
         TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux { path, .. } => {
             path.file_stem().map_or(String::new(), |stem| stem.to_string_lossy().into_owned())
         }
-        TargetName::Memory(_) => "mem".to_owned(),
+        TargetName::Memory { .. } => "mem".to_owned(),
         TargetName::Null(_) => "null".to_owned(),
         TargetName::NvmeTcp { nqn, .. } => nqn.rsplit(':').next().unwrap_or_default().to_owned(),
         TargetName::Nbd { export, .. } => export.clone(),

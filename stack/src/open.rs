@@ -1,16 +1,20 @@
 //! Opens the device that a target name names.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
 
+use futures_channel::oneshot;
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{Device, ErrorKind, Freshness};
 use sealblock_layers_fault::{FaultLayer, Rules};
 use sealblock_layers_offset::OffsetLayer;
 use sealblock_media_file::FileMedium;
 use sealblock_media_linux::linked_drive;
-use sealblock_media_memory::MemoryDevice;
+use sealblock_media_memory::{MemoryDevice, MemoryStore, PreallocateError};
 use sealblock_media_nbd::NbdDevice;
 use sealblock_media_null::NullDevice;
+use sealblock_runtime_reactor::pool;
 use sealblock_units::{BlockSize, ByteCount};
 
 use crate::error::{Cause, StackError};
@@ -146,15 +150,12 @@ fn open_device(
                 open_linux(target, path, *drive_makes_tags, access, RemainsPolicy::Kept).await
             }
             TargetName::Raw(path) => open_raw(target, path, access).await,
-            TargetName::Memory(size) => {
-                let (block_size, blocks) = blocks_of(target, *size)?;
-                let device = MemoryDevice::new(block_size, blocks, None);
-                Ok(OpenTarget::leaf(target, device, TargetInfo::plain("memory"), Vec::new(), IN_MEMORY))
-            }
+            TargetName::Memory { size, preallocate } => open_memory(target, *size, *preallocate).await,
             TargetName::Null(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
-                let device = NullDevice::new(block_size, blocks, None);
-                Ok(OpenTarget::leaf(target, device, TargetInfo::plain("null"), Vec::new(), IN_MEMORY))
+                let open = move || NullDevice::new(block_size, blocks, None);
+                let info = TargetInfo::plain("null");
+                Ok(OpenTarget::leaf_on_every_core(target, open(), move || Ok(open()), info, IN_MEMORY))
             }
             TargetName::Offset { range, target: whole } => open_offset(target, *range, whole, access, usage).await,
             TargetName::Fault { rules, target: inner } => open_fault(target, rules, inner, access, usage).await,
@@ -196,6 +197,37 @@ fn check_apart(target: &TargetName, members: &[TargetName]) -> Result<(), StackE
     Ok(())
 }
 
+/// Memory, all of which is taken now if that is wanted.
+async fn open_memory(target: &TargetName, size: ByteCount, preallocate: bool) -> Result<OpenTarget, StackError> {
+    let (block_size, blocks) = blocks_of(target, size)?;
+    let mut store = MemoryStore::new(block_size, blocks, None);
+    if preallocate {
+        store = fill(store).await.map_err(|error| error.on(target))?;
+    }
+    let store = Arc::new(store);
+    let open = move || MemoryDevice::on(Arc::clone(&store)).with_pool(pool());
+    let info = TargetInfo::plain("memory");
+    Ok(OpenTarget::leaf_on_every_core(target, open(), move || Ok(open()), info, IN_MEMORY))
+}
+
+/// Fills a store on a thread of its own, since a core that serves other devices must not wait for seconds.
+async fn fill(store: MemoryStore) -> Result<MemoryStore, StackError> {
+    const ACTION: &str = "allocate the memory";
+    let (send, receive) = oneshot::channel();
+    // Without a receiver, nobody waits for the memory any more.
+    let work = move || drop(send.send(store.preallocate()));
+    let spawned = thread::Builder::new().name("preallocate".to_owned()).spawn(work);
+    spawned.map_err(|error| StackError::io("start a thread", &error))?;
+    match receive.await {
+        Ok(Ok(store)) => Ok(store),
+        Ok(Err(error @ PreallocateError::NoRoom { .. })) => {
+            Err(StackError::new(Cause::Full, ACTION, error).advise("use a smaller size, or leave out ?preallocate"))
+        }
+        Ok(Err(error @ PreallocateError::System(_))) => Err(StackError::new(Cause::Full, ACTION, error)),
+        Err(_panicked) => Err(StackError::new(Cause::Io, ACTION, "the thread that does it failed")),
+    }
+}
+
 /// Opens a slice of another target.
 async fn open_offset(
     target: &TargetName,
@@ -207,11 +239,13 @@ async fn open_offset(
     let below = open_for(whole, access, usage.hidden()).await?;
     let span = below.span(Some(range))?;
     let is_part = below.is_part || span.blocks() < below.device.geometry().capacity_blocks;
-    let device = OffsetLayer::new(below.device, span.first(), span.blocks())
+    let device = below
+        .device
+        .layered(target.to_string(), move |whole| OffsetLayer::new(whole, span.first(), span.blocks()))
         .map_err(|error| StackError::new(Cause::Usage, "open", error).on(target))?;
     let damage = DamageView::slice(&below.info.damage, span.first().get(), span.blocks());
     let info = TargetInfo { damage, ..TargetInfo::over("offset", [below.info]) };
-    Ok(OpenTarget { is_part, ..OpenTarget::new(target, device, info, below.held) })
+    Ok(OpenTarget { is_part, ..OpenTarget::of(target, device, info, below.held) })
 }
 
 /// Opens a target with injected faults.
@@ -382,4 +416,31 @@ pub fn create_mirror<'a>(
     options: &'a MirrorOptions,
 ) -> LocalBoxFuture<'a, Result<OpenTarget, StackError>> {
     Box::pin(async move { mirror::create(target, replicas, options, open_for).await })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::on_reactor;
+
+    fn opened(name: &str) -> Result<u64, StackError> {
+        let target: TargetName = name.parse().expect("a target name");
+        on_reactor(async {
+            let opened = open(&target, Access::Write).await?;
+            let bytes = opened.device.geometry().capacity_bytes();
+            opened.close(Ok(bytes)).await
+        })
+    }
+
+    #[test]
+    fn memory_can_be_taken_when_it_is_opened_and_must_be_there() {
+        assert_eq!(opened("mem:4MiB?preallocate"), Ok(4 << 20));
+        assert_eq!(opened("mem:1PiB"), Ok(1 << 50), "nothing is taken before it is written");
+        let refused = opened("mem:1PiB?preallocate").expect_err("no machine has as much");
+        let text = refused.to_string();
+        assert!(text.contains("'mem:1PiB?preallocate': 1073741824 MiB of memory are needed, and"), "{text}");
+        assert_eq!(refused.cause(), Cause::Full);
+        // Members of groups are opened in the same way.
+        assert!(opened("stripe-nolabel:mem:4MiB?preallocate,mem:1PiB?preallocate").is_err());
+    }
 }

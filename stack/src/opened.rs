@@ -13,9 +13,10 @@ pub(crate) mod same_remote;
 pub(crate) mod target_identity;
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::{Device, DynDevice, Expectations, MemberPath, Outcome, Request, Response, WhyOlder};
+use sealblock_block::{Device, DynDevice, Error, Expectations, MemberPath, Outcome, Request, Response, WhyOlder};
 use sealblock_units::Extent;
 
 use crate::error::{CLOSE, Cause, StackError};
@@ -52,13 +53,12 @@ impl OpenTarget {
         info: TargetInfo,
         held: Vec<CloseHandle>,
     ) -> OpenTarget {
-        OpenTarget {
-            device: DynDevice::new(target.to_string(), device),
-            info,
-            held,
-            target: target.clone(),
-            is_part: false,
-        }
+        OpenTarget::of(target, DynDevice::new(target.to_string(), device), info, held)
+    }
+
+    /// The same for a device that is behind its gate already.
+    pub(crate) fn of(target: &TargetName, device: DynDevice, info: TargetInfo, held: Vec<CloseHandle>) -> OpenTarget {
+        OpenTarget { device, info, held, target: target.clone(), is_part: false }
     }
 
     /// A device at the bottom of a stack, whose list of bad blocks is in memory only, and why.
@@ -72,6 +72,24 @@ impl OpenTarget {
         let device = Recorded::in_memory(device);
         let damage = DamageView::leaf(&target.to_string(), device.record(), Some(not_saved));
         OpenTarget::new(target, device, TargetInfo { damage, ..info }, held)
+    }
+
+    /// The same, of a device that every core can open: `open` opens it there.
+    pub(crate) fn leaf_on_every_core<D: Device + 'static>(
+        target: &TargetName,
+        device: D,
+        open: impl Fn() -> Result<D, Error> + Send + Sync + 'static,
+        info: TargetInfo,
+        not_saved: &'static str,
+    ) -> OpenTarget {
+        let device = Recorded::in_memory(device);
+        let (name, record) = (target.to_string(), Arc::clone(device.record()));
+        let damage = DamageView::leaf(&name, &record, Some(not_saved));
+        let device = DynDevice::new(&*name, device).on_every_core(move || {
+            let device = Recorded::sharing(open()?, Arc::clone(&record));
+            Ok(DynDevice::new(&*name, device))
+        });
+        OpenTarget::of(target, device, TargetInfo { damage, ..info }, Vec::new())
     }
 
     /// A device of another host, whose server keeps the list, and why it does not say what is on it.

@@ -122,7 +122,7 @@ fn hasten(target: &mut TargetName) {
         TargetName::File(_)
         | TargetName::Raw(_)
         | TargetName::Linux { .. }
-        | TargetName::Memory(_)
+        | TargetName::Memory { .. }
         | TargetName::Null(_)
         | TargetName::Nbd { .. } => {}
     }

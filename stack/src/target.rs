@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! target    = "[" target "]" | kind
-//! kind      = path | "file:" path | "raw:" path | "mem:" size | "null:" size
+//! kind      = path | "file:" path | "raw:" path | "mem:" size ["?preallocate"] | "null:" size
 //!           | drive ["?pract=0" | "?pract=1"]
 //!           | "nvme+tcp://" host [":" port] "/" nqn ["/" nsid] ["?" option "&" option ...]
 //!           | "nbd://" host [":" port] ["/" export] ["?connections=" number]
@@ -63,8 +63,13 @@ pub enum TargetName {
         /// `pract`: whether an NVMe drive makes and checks tags (1) or they travel with the data (0).
         drive_makes_tags: Option<bool>,
     },
-    /// Memory of this size, in bytes. Never zero.
-    Memory(ByteCount),
+    /// Memory.
+    Memory {
+        /// Its size, in bytes. Never zero.
+        size: ByteCount,
+        /// `preallocate`: all of it is taken when it is opened, not when it is written.
+        preallocate: bool,
+    },
     /// A device of this size, in bytes, that stores nothing. Never zero.
     Null(ByteCount),
     /// A namespace over NVMe/TCP.
@@ -158,7 +163,7 @@ impl TargetName {
     /// True if nothing of it is left when the command ends: it is memory, or stores nothing.
     pub fn is_fleeting(&self) -> bool {
         match self {
-            TargetName::Memory(_) | TargetName::Null(_) => true,
+            TargetName::Memory { .. } | TargetName::Null(_) => true,
             TargetName::Group { members, .. } => members.iter().all(TargetName::is_fleeting),
             TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => target.is_fleeting(),
             TargetName::File(_)
@@ -171,7 +176,7 @@ impl TargetName {
 
     /// True if any of its content is in memory, and so lost when it is closed.
     pub fn is_volatile(&self) -> bool {
-        self.leaves().into_iter().any(|leaf| matches!(leaf, TargetName::Memory(_)))
+        self.leaves().into_iter().any(|leaf| matches!(leaf, TargetName::Memory { .. }))
     }
 
     /// The target of a member of nested groups: the innermost one that is known. `None` without a group.
@@ -196,7 +201,7 @@ impl TargetName {
             TargetName::File(_)
             | TargetName::Raw(_)
             | TargetName::Linux { .. }
-            | TargetName::Memory(_)
+            | TargetName::Memory { .. }
             | TargetName::Null(_)
             | TargetName::NvmeTcp { .. }
             | TargetName::Nbd { .. } => &[],
@@ -245,7 +250,7 @@ impl TargetName {
             TargetName::Nbd { address: NbdAddress::Unix(path), export, connections } => {
                 TargetName::Nbd { address: NbdAddress::Unix(folder.join(path)), export, connections }
             }
-            other @ (TargetName::Memory(_)
+            other @ (TargetName::Memory { .. }
             | TargetName::Null(_)
             | TargetName::NvmeTcp { .. }
             | TargetName::Nbd { .. }) => other,
@@ -275,7 +280,9 @@ impl fmt::Display for TargetName {
                 write!(f, "{}", path.display())?;
                 drive_makes_tags.map_or(Ok(()), |makes| write!(f, "?pract={}", u8::from(makes)))
             }
-            TargetName::Memory(size) => write!(f, "mem:{}", exact(*size)),
+            TargetName::Memory { size, preallocate } => {
+                write!(f, "mem:{}{}", exact(*size), if *preallocate { "?preallocate" } else { "" })
+            }
             TargetName::Null(size) => write!(f, "null:{}", exact(*size)),
             TargetName::NvmeTcp { address, nqn, nsid, options } => {
                 write!(f, "nvme+tcp://{address}/{}", encode(nqn, ":"))?;

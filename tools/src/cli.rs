@@ -60,7 +60,8 @@ Exit status:
 Targets:
   PATH, file:PATH                     a protected volume, or a block device; for copy and compare also a plain file
   raw:PATH                            a plain file's bytes as blocks, without seals
-  mem:SIZE, null:SIZE                 memory; a device that discards writes and reads as zeroes
+  mem:SIZE, null:SIZE                 memory, all of it taken at once with ?preallocate behind it; a device that discards
+                                      writes and reads as zeroes
   offset:FIRST..LAST,TARGET           blocks FIRST to LAST of another target
   fault:[RULES],TARGET                another target with injected faults
   mirror:A,B stripe:A,B multipath:A,B a group of targets as one device; stripe-16KiB:A,B sets the chunk size,

@@ -108,7 +108,7 @@ impl OpenExport {
         (start, end - start)
     }
 
-    /// Changes a part of a block under the range lock.
+    /// Changes a part of a block while changes of it are excluded.
     async fn modify(&self, part: &BlockPart, content: Content, fua: bool) -> Result<(), FailedRequest> {
         let extent = Extent::one(part.lba);
         let locked = self.device.lock(extent).await;

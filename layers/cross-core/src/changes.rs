@@ -1,13 +1,13 @@
 //! The changes in flight on a device's owner core, by the session that sent them, so that the end of a session can find
 //! them.
 //!
-//! Invariant: a change is listed before it waits for its lock, and until it has ended.
+//! Invariant: a change is listed before it claims its blocks, and until it has ended.
 
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sealblock_block::Request;
+use sealblock_block::{Error, ErrorKind, Request};
 use slab::Slab;
 
 /// Identifies a session of a client; unique in this process.
@@ -30,6 +30,7 @@ struct Change {
     session: SessionId,
     blocks: RangeInclusive<u64>,
     source: Option<RangeInclusive<u64>>,
+    is_fenced: bool,
 }
 
 /// Removes a change from those in flight when dropped.
@@ -39,20 +40,39 @@ pub(crate) struct ChangeGuard<'a> {
 }
 
 impl ChangesInFlight {
-    /// Adds a request that is about to wait for its lock; `None` for one that changes no blocks.
+    /// Adds a request that is about to claim its blocks; `None` for one that changes no blocks.
     pub(crate) fn start(&self, session: SessionId, request: &Request) -> Option<ChangeGuard<'_>> {
         let blocks = request.changed()?;
         let source = request.source().map(|source| source.start().get()..=source.last().get());
-        let key = self.0.borrow_mut().insert(Change { session, blocks, source });
+        let key = self.0.borrow_mut().insert(Change { session, blocks, source, is_fenced: false });
         Some(ChangeGuard { changes: self, key })
     }
 
-    /// The blocks of a session's changes.
-    pub(crate) fn of(&self, session: SessionId) -> Vec<RangeInclusive<u64>> {
-        let changes = self.0.borrow();
-        let own = changes.iter().map(|(_, change)| change).filter(|change| change.session == session);
-        own.flat_map(|change| std::iter::once(&change.blocks).chain(&change.source)).cloned().collect()
+    /// The blocks of a session's changes, which are fenced from now on.
+    pub(crate) fn fence(&self, session: SessionId) -> Vec<RangeInclusive<u64>> {
+        let mut changes = self.0.borrow_mut();
+        let mut blocks = Vec::new();
+        for (_, change) in changes.iter_mut().filter(|(_, change)| change.session == session) {
+            change.is_fenced = true;
+            blocks.extend(std::iter::once(&change.blocks).chain(&change.source).cloned());
+        }
+        blocks
     }
+}
+
+impl ChangeGuard<'_> {
+    /// Refuses a change that has not claimed its blocks yet, if its session has ended: the fence has not waited for it.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match self.changes.0.borrow()[self.key].is_fenced {
+            true => Err(session_has_ended()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The error of a change that began after the end of its session.
+pub(crate) fn session_has_ended() -> Error {
+    ErrorKind::Unreachable { reason: "the session of its client has ended".to_owned() }.into()
 }
 
 impl Drop for ChangeGuard<'_> {

@@ -194,9 +194,9 @@ impl Drop for CallFuture<'_> {
 /// unreachable.
 fn serve(device: &SharedDevice, channels: &Arc<Channels>) {
     let end = OwnerEnd { device: device.clone(), channels: Arc::clone(channels) };
-    let owner = device.slot().home();
+    let owner = device.home().home();
     let start = move || {
-        if let Some(slot) = end.device.slot().get() {
+        if let Some(slot) = end.device.home().get() {
             drop(spawn(start_requests(end, slot)));
         }
     };
@@ -264,7 +264,10 @@ async fn start_requests(end: OwnerEnd, slot: Rc<DeviceSlot>) {
         Poll::Ready(true) => {
             for CrossCoreRequest { call, work, from } in batch.drain(..) {
                 match work {
-                    OwnerWork::Execute(request) => start(&slot, end.responder(call), (request, from), cx),
+                    OwnerWork::Execute(request) => {
+                        end.device.state().crossings.add_one();
+                        start(&slot, end.responder(call), (request, from), cx);
+                    }
                     OwnerWork::Fence => {
                         end.device.fence(&slot, from.session);
                         end.responder(call).complete(Ok(Response::Done));

@@ -1,9 +1,10 @@
-//! A device of one core, used from others.
+//! A device for all cores: open on each of them, or on one and used from the others.
 //!
-//! A device and all its inner devices belong to the core that opened them, their *owner*. [`SharedDevice::publish`]
-//! makes a handle there that is `Send`; [`SharedDevice::attach`] turns the handle into a [`sealblock_block::Device`] of
-//! the calling core. On the owner core that is the device itself. From any other core, requests and replies cross
-//! between the two cores in batches.
+//! [`SharedDevice::publish`] makes a handle that is `Send` of a device of this core, its *home*. [`SharedDevice::attach`]
+//! turns the handle into a [`sealblock_block::Device`] of the calling core. On the home core that is the device itself.
+//! A device with a source ([`sealblock_block::DeviceSource`]) is opened on each other core when it first attaches, and
+//! no request crosses, but for those of the reserved areas. For a device without one, the home core is its *owner*: from
+//! any other core, requests and replies cross between the two cores in batches.
 //!
 //! Invariants:
 //! - A request that was submitted is executed once and gets one reply, whether or not the caller still waits.
@@ -13,7 +14,7 @@
 //!   changes until they end.
 //! - While a device is quiesced ([`SharedDevice::quiesce`]) another one may replace it, for example after a resize.
 //!   Requests wait and do not fail because of that, and failed flushes are still reported to clients.
-//! - When the owner core stops or a request panics, the request fails as [`sealblock_block::ErrorKind::Unreachable`];
+//! - When the owner core stops or a request on it panics, the request fails as [`sealblock_block::ErrorKind::Unreachable`];
 //!   no caller waits forever.
 //!
 //! Each core has one `Link` per device, which its attachments share, with a mailbox for each direction. A push wakes a
@@ -25,17 +26,25 @@
 
 mod changes;
 mod channel;
+mod core_slots;
 mod device_slot;
 mod durable;
 mod session;
 mod shared;
+
+/// The lock of `durable.rs`; `tests/durable.rs` replaces it with that of a model checker.
+mod primitives {
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+}
 
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use sealblock_block::{Abilities, Device, FlushCursor, Geometry, Outcome, RangeGuard, Request, RequestKind};
+use sealblock_block::{
+    Abilities, Device, Error, ErrorKind, Exclusion, FlushCursor, Geometry, Outcome, Request, RequestKind,
+};
 use sealblock_units::Extent;
 
 use channel::Link;
@@ -52,7 +61,7 @@ thread_local! {
 }
 
 impl SharedDevice {
-    /// Attaches the current core: the device itself on the owner core, a link to it on others. Never waits. If the
+    /// Attaches the current core: the device itself where it is open or can be opened, a link to its owner core otherwise. Never waits. If the
     /// owner core has stopped, requests fail ([`sealblock_block::ErrorKind::Unreachable`]). The attachment belongs to
     /// the server itself, not to a client, and has its own flush cursor: it learns once of flushes that failed after
     /// it had written, but not of what an earlier server lost.
@@ -78,7 +87,7 @@ impl SharedDevice {
     /// Outside a reactor.
     pub fn attach_in(&self, cursor: &Arc<FlushCursor>, session: &Rc<ClientSession>) -> Attached {
         debug_assert!(self.has_cursor(cursor), "a flush cursor of this device");
-        let (route, weak) = match self.slot().get() {
+        let (route, weak) = match self.slots().here() {
             Some(slot) => (Route::Local(Rc::clone(&slot)), WeakRoute::Local(Rc::downgrade(&slot))),
             None => {
                 let link = self.link();
@@ -124,7 +133,12 @@ enum Route {
 }
 
 impl Attached {
-    /// True if this core owns the device, so that requests stay on it.
+    /// The device of this attachment.
+    pub fn shared(&self) -> &SharedDevice {
+        &self.device
+    }
+
+    /// True if this core has the device open, so that requests stay on it.
     pub fn is_local(&self) -> bool {
         matches!(self.route, Route::Local(_))
     }
@@ -132,13 +146,21 @@ impl Attached {
     /// Waits until no other client changes these blocks, on any core, and locks them against changes until the result
     /// is dropped. Reads continue.
     pub async fn lock(&self, extent: Extent) -> Locked<'_> {
-        let range = self.device.state().range_lock.lock(extent.into()).await;
-        Locked { attached: self, extent, _range: range }
+        let exclusion = self.device.state().claims.exclude(extent.into()).await;
+        Locked { attached: self, extent, _exclusion: exclusion }
+    }
+
+    /// True on the core that published the device.
+    fn is_home(&self) -> bool {
+        self.device.home().home().is_here()
     }
 
     async fn dispatch(&self, request: Request, is_locked: bool) -> Outcome {
         let from = Origin { session: self.session.id(), is_locked };
         match &self.route {
+            Route::Local(_) if is_of_home(request.kind()) && !self.is_home() => {
+                self.device.link().call(request, from).await
+            }
             Route::Local(slot) => self.device.execute(slot, request, from).await,
             Route::Remote(link) => link.call(request, from).await,
         }
@@ -150,7 +172,11 @@ impl Attached {
         self.session.check(&request)?;
         let info = RequestInfo::of(&request);
         let outcome = self.execute_tracked(request, is_locked).await;
-        self.report(info, &outcome);
+        // The owner core may have refused it for the same reason, before it began.
+        let may_be_refused = self.session.has_ended() && info.kind.changes_blocks();
+        if !(may_be_refused && outcome.as_ref().is_err_and(is_unreachable)) {
+            self.report(info, &outcome);
+        }
         outcome
     }
 
@@ -179,10 +205,10 @@ impl Attached {
         outcome
     }
 
-    /// The device's slot, if the device is on this core and may execute requests in place.
-    fn slot_in_place(&self) -> Option<&DeviceSlot> {
+    /// The device's slot, if the device is on this core and may execute the request in place.
+    fn slot_in_place(&self, kind: RequestKind) -> Option<&DeviceSlot> {
         match &self.route {
-            Route::Local(slot) if self.device.executes_in_place() => Some(slot),
+            Route::Local(slot) if self.device.executes_in_place() && !is_of_home(kind) => Some(slot),
             _ => None,
         }
     }
@@ -205,11 +231,20 @@ impl Attached {
     }
 }
 
+/// True for requests that only the home core executes, because labels and the state of a scrub live there.
+fn is_of_home(kind: RequestKind) -> bool {
+    matches!(kind, RequestKind::ReadReserved | RequestKind::WriteReserved)
+}
+
+fn is_unreachable(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unreachable { .. })
+}
+
 /// Blocks that are locked against changes; see [`Attached::lock`].
 pub struct Locked<'a> {
     attached: &'a Attached,
     extent: Extent,
-    _range: RangeGuard<'a>,
+    _exclusion: Exclusion<'a>,
 }
 
 impl Locked<'_> {
@@ -233,9 +268,11 @@ impl Device for Attached {
 
     fn abilities(&self) -> Abilities {
         match &self.route {
-            // The abilities of a layer may change with its members.
-            Route::Local(slot) => slot.gate().map_or(self.device.abilities(), |gate| gate.abilities()),
-            Route::Remote(_) => self.device.abilities(),
+            // The abilities of a layer may change with its members, which the home core knows.
+            Route::Local(slot) if self.is_home() => {
+                slot.gate().map_or(self.device.abilities(), |gate| gate.abilities())
+            }
+            Route::Local(_) | Route::Remote(_) => self.device.abilities(),
         }
     }
 
@@ -244,11 +281,11 @@ impl Device for Attached {
     }
 
     fn executes_in_place(&self) -> bool {
-        self.slot_in_place().is_some()
+        matches!(self.route, Route::Local(_)) && self.device.executes_in_place()
     }
 
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
-        let slot = self.slot_in_place()?;
+        let slot = self.slot_in_place(request.kind())?;
         if let Err(ended) = self.session.check(request) {
             return Some(Err(ended));
         }

@@ -5,20 +5,20 @@
 //! blocks against later changes of any client until it has ended. Reads and changes of other blocks continue.
 //!
 //! Invariants: changes of a session that reached the owner core before its end are fenced, including those that wait
-//! for a lock. A session that has ended starts no further change.
+//! for their blocks. A session that has ended starts no further change.
 //!
-//! Shape: the fence of a change is an exclusive lock of its blocks, requested when the session ends and released as
-//! soon as it is granted. Locks are granted in order, so the fence waits for the change, and later changes wait for the
-//! fence. A session without changes in flight costs nothing.
+//! Shape: the fence of a change excludes changes of its blocks. It is requested when the session ends and dropped as
+//! soon as it is granted. What overlaps is granted in order, so the fence waits for the change, and later changes wait
+//! for the fence. A session without changes in flight costs nothing.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Weak as SharedWeak;
 
 use futures_util::future::join_all;
-use sealblock_block::{Error, ErrorKind, Operation, Request};
+use sealblock_block::{Error, Operation, Request};
 
-use crate::changes::SessionId;
+use crate::changes::{SessionId, session_has_ended};
 use crate::channel::Link;
 use crate::device_slot::DeviceSlot;
 use crate::shared::{DeviceView, SharedDevice};
@@ -85,7 +85,7 @@ impl ClientSession {
     pub(crate) fn check(&self, request: &Request) -> Result<(), Error> {
         let changes = || request.changed().is_some() || matches!(request.operation, Operation::WriteReserved(..));
         match self.has_ended.get() && changes() {
-            true => Err(ErrorKind::Unreachable { reason: "the session of its client has ended".to_owned() }.into()),
+            true => Err(session_has_ended()),
             false => Ok(()),
         }
     }

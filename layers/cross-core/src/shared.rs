@@ -6,14 +6,16 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 
 use sealblock_block::{
-    Abilities, Device, DynDevice, Error, FlushCursor, FlushErrors, Freshness, Geometry, Outcome, RangeLock, Request,
-    RequestKind,
+    Abilities, Claim, Claims, Counters, Device, DynDevice, Error, Exclusion, FlushCursor, FlushErrors, Freshness,
+    Geometry, Outcome, Request, RequestKind,
 };
 use sealblock_runtime_reactor::{CoreLocal, long_step, spawn};
 use sealblock_units::Extent;
 
-use crate::changes::SessionId;
-use crate::device_slot::DeviceSlot;
+use crate::changes::{ChangeGuard, SessionId};
+use crate::core_slots::{CoreSlots, Crossings};
+use crate::device_slot::{DeviceSlot, Drain};
+use crate::durable::DurableRequests;
 
 /// A request without data is long if it has more bytes than this: checking or marking that many takes some 10
 /// microseconds without I/O.
@@ -70,6 +72,12 @@ impl Drop for EarlierClients {
     }
 }
 
+/// The blocks that a request changes, while it is in flight.
+enum HeldBlocks<'a> {
+    Claimed { _by: Claim<'a> },
+    Excluded { _by: Exclusion<'a> },
+}
+
 /// The geometry and abilities of a device at some moment.
 pub(crate) struct DeviceView {
     geometry: Geometry,
@@ -80,13 +88,15 @@ pub(crate) struct DeviceView {
 
 /// The state that stays when the device is replaced.
 pub(crate) struct SharedDeviceState {
-    slot: CoreLocal<DeviceSlot>,
+    slots: Arc<CoreSlots>,
     name: Box<str>,
     pub(crate) flush_errors: Arc<FlushErrors>,
-    pub(crate) range_lock: RangeLock,
+    pub(crate) claims: Claims,
+    durable: DurableRequests,
     pub(crate) observer: OnceLock<Box<dyn Observer>>,
     /// [`Freshness::bits`], the only ability that changes by itself.
     freshness: AtomicU8,
+    pub(crate) crossings: Crossings,
 }
 
 impl SharedDevice {
@@ -97,11 +107,13 @@ impl SharedDevice {
     /// Outside a reactor.
     pub fn publish(device: DynDevice) -> SharedDevice {
         let (name, geometry, abilities) = (device.name().into(), device.geometry().clone(), device.abilities());
-        let (flush_errors, range_lock, observer) = (Arc::default(), RangeLock::default(), OnceLock::new());
+        let (flush_errors, claims, observer) = (Arc::default(), Claims::default(), OnceLock::new());
         let executes_in_place = device.executes_in_place();
-        let slot = CoreLocal::new(DeviceSlot::new(device));
-        let freshness = AtomicU8::new(abilities.freshness.bits());
-        let device = Arc::new(SharedDeviceState { slot, name, flush_errors, range_lock, observer, freshness });
+        let slots = Arc::new(CoreSlots::new(device, claims.clone()));
+        let (freshness, durable) = (AtomicU8::new(abilities.freshness.bits()), DurableRequests::default());
+        let crossings = Crossings::default();
+        let device = SharedDeviceState { slots, name, flush_errors, claims, durable, observer, freshness, crossings };
+        let device = Arc::new(device);
         SharedDevice(Arc::new(DeviceView { geometry, abilities, executes_in_place, device }))
     }
 
@@ -136,14 +148,31 @@ impl SharedDevice {
     /// Makes further requests, from any core, wait until the result is dropped. `None` on other cores than the owner,
     /// and while the device is already quiesced.
     pub fn quiesce(&self) -> Option<Quiesced> {
-        let slot = self.slot().get()?;
+        let slot = self.home().get()?;
         // Not built for a second caller, since dropping it would let requests start.
-        slot.quiesce().then(|| Quiesced { device: self.clone(), slot })
+        slot.quiesce().then(|| Quiesced { device: self.clone(), slot, elsewhere: self.slots().hold_others() })
+    }
+
+    /// Closes the device on all cores but the home core, and waits until no request is in flight there. Later requests
+    /// fail on these cores. The home core goes on, so that it can close what the device lies on.
+    pub async fn close_elsewhere(&self) {
+        self.slots().close_others().answered().await;
     }
 
     /// The current device; `None` on other cores than the owner, and while there is none.
     pub fn gate(&self) -> Option<DynDevice> {
-        self.slot().get()?.gate()
+        self.home().get()?.gate()
+    }
+
+    /// The sums of the counters of its gates on all cores.
+    pub fn counters(&self) -> Counters {
+        self.slots().counters()
+    }
+
+    /// Requests that came to the home core from other cores so far: those to its reserved areas, and all of a device
+    /// that is on its home core only.
+    pub fn crossings(&self) -> u64 {
+        self.0.device.crossings.get()
     }
 
     /// A new flush cursor of `client`. All cursors of a client count as one writer.
@@ -170,17 +199,19 @@ impl SharedDevice {
     /// before this returns.
     pub(crate) async fn execute(&self, slot: &DeviceSlot, request: Request, from: Origin) -> Outcome {
         let Origin { session, is_locked } = from;
-        // Listed before it waits for its lock, so that a fence comes after it in either case.
-        let _change = slot.changes.start(session, &request);
+        // Listed before it claims its blocks, so that a fence comes after it in either case.
+        let change = slot.changes.start(session, &request);
         if self.is_long(&request) {
-            // Before it locks anything, so that no other request waits for it meanwhile.
+            // Before it claims anything, so that no other request waits for it meanwhile.
             long_step().await;
+            change.as_ref().map_or(Ok(()), ChangeGuard::check).map_err(|error| error.with_device(self.name()))?;
         }
-        let range_lock = &self.0.device.range_lock;
-        let _range = match (request.changed().filter(|_| !is_locked), request.source()) {
+        let _blocks = match (request.changed().filter(|_| !is_locked), request.source()) {
             // Devices copy as if nothing else wrote to either range meanwhile, and a Copy may be sent again.
-            (Some(blocks), Some(source)) => Some(range_lock.lock_both(source.into(), blocks).await),
-            (Some(blocks), None) => Some(range_lock.lock_shared(blocks).await),
+            (Some(blocks), Some(source)) => {
+                Some(HeldBlocks::Excluded { _by: self.0.device.claims.exclude_both(source.into(), blocks).await })
+            }
+            (Some(blocks), None) => Some(HeldBlocks::Claimed { _by: slot.lane.enter(blocks).await }),
             (None, _) => None,
         };
         // Counted as durable only when it has entered. A flush that has entered waits for earlier durable requests; one
@@ -194,20 +225,21 @@ impl SharedDevice {
             return outcome;
         }
         let is_flush = kind == RequestKind::Flush;
-        let guard = slot.durable.start(&self.0.device.flush_errors);
+        let durable = &self.0.device.durable;
+        let guard = durable.start(&self.0.device.flush_errors);
         let outcome = gate.execute(request).await;
         guard.complete(&outcome);
         self.note_freshness(gate, kind);
         if is_flush && outcome.is_ok() {
-            slot.durable.wait_for_earlier().await;
+            durable.wait_for_earlier().await;
         }
         outcome
     }
 
     /// Updates the device's freshness after a request that may have changed or shown it. Reads and writes are too
-    /// frequent for that, and a flush or a check follows them.
+    /// frequent for that, and a flush or a check follows them. The home core's device counts.
     fn note_freshness(&self, gate: &DynDevice, kind: RequestKind) {
-        if !matches!(kind, RequestKind::Read | RequestKind::Write) {
+        if !matches!(kind, RequestKind::Read | RequestKind::Write) && self.home().home().is_here() {
             self.0.device.freshness.store(gate.abilities().freshness.bits(), Ordering::Relaxed);
         }
     }
@@ -224,29 +256,37 @@ impl SharedDevice {
         if request.source().is_some() || self.is_long(request) {
             return None;
         }
-        let _range = match request.changed() {
-            Some(_) => Some(self.0.device.range_lock.try_lock_shared()?),
+        let _claim = match request.changed() {
+            Some(blocks) => Some(slot.lane.try_enter(blocks)?),
             None => None,
         };
         let entered = slot.try_enter()?;
-        let gate = entered.gate();
-        if !request.is_durable() {
-            return gate.try_execute(request);
+        match request.is_durable() {
+            true => self.try_execute_durable(entered.gate(), request),
+            false => entered.gate().try_execute(request),
         }
-        if !slot.durable.is_idle() {
+    }
+
+    fn try_execute_durable(&self, gate: &DynDevice, request: &Request) -> Option<Outcome> {
+        let durable = &self.0.device.durable;
+        let guard = durable.start_alone(&self.0.device.flush_errors)?;
+        let Some(outcome) = gate.try_execute(request) else {
+            guard.cancel();
             return None;
-        }
-        let outcome = gate.try_execute(request)?;
-        slot.durable.start(&self.0.device.flush_errors).complete(&outcome);
-        Some(outcome)
+        };
+        let is_alone = guard.complete(&outcome);
+        // A success must wait for those that began meanwhile on other cores, which is not possible here. A Flush may be
+        // executed twice.
+        let must_wait = request.kind() == RequestKind::Flush && outcome.is_ok() && !is_alone;
+        (!must_wait).then_some(outcome)
     }
 
     /// Fences what a session has in flight on the owner core: later changes of these blocks wait until each has ended.
     pub(crate) fn fence(&self, slot: &DeviceSlot, session: SessionId) {
-        for blocks in slot.changes.of(session) {
+        for blocks in slot.changes.fence(session) {
             let device = self.clone();
-            let mut fence = Box::pin(async move { drop(device.0.device.range_lock.lock(blocks).await) });
-            // The first poll gives it its place in the order of locks.
+            let mut fence = Box::pin(async move { drop(device.0.device.claims.exclude(blocks).await) });
+            // The first poll gives it its place in the order.
             if fence.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
                 drop(spawn(fence));
             }
@@ -274,8 +314,13 @@ impl SharedDevice {
         &self.0.device.name
     }
 
-    pub(crate) fn slot(&self) -> &CoreLocal<DeviceSlot> {
-        &self.0.device.slot
+    /// Its slot on the core that published it.
+    pub(crate) fn home(&self) -> &CoreLocal<DeviceSlot> {
+        self.slots().home()
+    }
+
+    pub(crate) fn slots(&self) -> &Arc<CoreSlots> {
+        &self.0.device.slots
     }
 
     /// The state that stays when the device is replaced.
@@ -286,7 +331,7 @@ impl SharedDevice {
 
 impl std::fmt::Debug for SharedDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedDevice").field("name", &self.name()).field("slot", &self.0.device.slot).finish()
+        f.debug_struct("SharedDevice").field("name", &self.name()).field("home", self.home()).finish()
     }
 }
 
@@ -294,17 +339,20 @@ impl std::fmt::Debug for SharedDevice {
 pub struct Quiesced {
     device: SharedDevice,
     slot: Rc<DeviceSlot>,
+    /// The other cores that have it open.
+    elsewhere: Arc<Drain>,
 }
 
 impl Quiesced {
     /// Waits until no request is in flight. Only the device itself bounds how long that takes.
     pub async fn drained(&self) {
         self.slot.drained().await;
+        self.elsewhere.answered().await;
     }
 
     /// The number of requests in flight.
     pub fn in_flight(&self) -> usize {
-        self.slot.in_flight()
+        self.slot.in_flight() + self.device.slots().in_flight_elsewhere() as usize
     }
 
     /// Replaces the device. The new one must have the same blocks, as far as both have them, and everything that was
@@ -312,13 +360,13 @@ impl Quiesced {
     /// handles and attachments use the new device, too, but still show the old geometry.
     pub fn replace(&self, gate: DynDevice) -> SharedDevice {
         let view = self.device.with_view_of(&gate);
-        self.slot.replace(Ok(gate));
+        self.device.slots().replace(Ok(gate));
         view
     }
 
     /// Removes the device: every request fails from now on, with this reason.
     pub fn set_unavailable(&self, reason: String) {
-        self.slot.replace(Err(reason));
+        self.device.slots().replace(Err(reason));
     }
 
     /// Records that completed writes without a flush may be lost: the next flush of each client that wrote fails.
@@ -329,6 +377,7 @@ impl Quiesced {
 
 impl Drop for Quiesced {
     fn drop(&mut self) {
+        self.device.slots().resume_others();
         self.slot.resume();
     }
 }

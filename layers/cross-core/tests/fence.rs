@@ -17,8 +17,11 @@ use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::{Attached, ClientSession, Observer, RequestInfo, SharedDevice};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor, spawn, yield_now};
+use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor, long_step, spawn, yield_now};
 use sealblock_units::{BlockSize, Extent};
+
+/// Long enough for a request of all of them to wait for its turn.
+const BLOCKS: u64 = 4096;
 
 /// A device whose writes of a certain first byte wait until this byte is released. It records the order in which they
 /// are executed.
@@ -62,7 +65,7 @@ struct Held {
 
 impl Held {
     fn publish(&self) -> SharedDevice {
-        let inner = MemoryDevice::new(BlockSize::B512, 64, None);
+        let inner = MemoryDevice::new(BlockSize::B512, BLOCKS, None);
         let (released, executed) = (Arc::clone(&self.released), Arc::clone(&self.executed));
         SharedDevice::publish(DynDevice::new("held", HeldWrites { inner, released, executed }))
     }
@@ -171,6 +174,27 @@ fn without_an_ended_session_overlapping_changes_do_not_wait() {
     });
 }
 
+#[test]
+fn a_lock_waits_only_for_the_changes_of_its_blocks() {
+    run(async |held, device| {
+        let session = ClientSession::begin();
+        let attached = attach(&device, &session);
+        let first = begun(&attached, write(8, 4, 1));
+        let beside = Box::pin(attached.lock(extent(12, 4)));
+        let is_granted = select(beside, Box::pin(turns())).await;
+        assert!(matches!(is_granted, Either::Left(_)), "it waits for a change of other blocks");
+        drop(is_granted);
+        let overlapping = Box::pin(attached.lock(extent(11, 4)));
+        let is_granted = select(overlapping, Box::pin(turns())).await;
+        let Either::Right(((), overlapping)) = is_granted else {
+            panic!("it does not wait for a change of its blocks")
+        };
+        held.release(1);
+        first.await.unwrap();
+        drop(overlapping.await);
+    });
+}
+
 /// A change that waits for a lock when its session ends is in flight, too.
 #[test]
 fn a_change_that_waits_for_its_turn_is_fenced_too() {
@@ -192,6 +216,28 @@ fn a_change_that_waits_for_its_turn_is_fenced_too() {
         let ((first, second), ()) = futures_util::future::join(both, release).await;
         first.and(second).unwrap();
         assert_eq!(held.executed(), [1, 2]);
+    });
+}
+
+/// A long change that waits until the core has time for it has claimed nothing yet, so no fence waits for it.
+#[test]
+fn a_long_change_that_has_not_begun_when_its_session_ends_is_refused() {
+    run(async |held, device| {
+        let (old, new) = (ClientSession::begin(), ClientSession::begin());
+        let (old_device, new_device) = (attach(&device, &old), attach(&device, &new));
+        let failures = Failures::default();
+        device.observe(failures.clone());
+        let zeroes = || Request::write_zeroes(extent(0, BLOCKS), false, Durability::Volatile);
+        long_step().await;
+        std::thread::sleep(Duration::from_millis(1));
+        let [old_change, other_change] = [&old_device, &new_device].map(|device| begun(device, zeroes()));
+        old.end().await;
+        held.release(2);
+        new_device.execute(write(8, 4, 2)).await.unwrap();
+        let refused = old_change.await.unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::Unreachable { .. }), "{refused}");
+        other_change.await.unwrap();
+        assert_eq!(failures.0.load(Ordering::Relaxed), 0, "the end of a client is no failure of the device");
     });
 }
 

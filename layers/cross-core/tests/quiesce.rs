@@ -178,7 +178,7 @@ fn requests_to_an_unavailable_device_fail_with_the_reason() {
 }
 
 #[test]
-fn a_range_lock_and_its_waiters_do_not_hold_up_draining() {
+fn an_exclusion_and_those_who_wait_for_it_do_not_hold_up_draining() {
     run(|| async {
         let harness = Harness::new();
         let shared = SharedDevice::publish(harness.device(8));

@@ -15,6 +15,6 @@ mod raw;
 
 pub use backing::{Backing, BackingError, open_files};
 pub use kernel::punches_beside;
-pub use medium::{FileInfo, FileMedium};
+pub use medium::{FileElsewhere, FileInfo, FileMedium};
 pub use open::{OpenError, Options};
 pub use raw::{BlockError, RawDevice};

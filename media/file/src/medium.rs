@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, OnceCell};
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -146,6 +147,25 @@ impl FileMedium {
             tracing::warn!(path = %path.display(), "no direct I/O on this file system; going through the page cache");
         }
         Ok(medium)
+    }
+
+    /// What opens the same file on other cores, with a descriptor and buffers of their own. The lock belongs to all of
+    /// these descriptors: it is released when the last one is closed. Notes are for one core only.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub fn elsewhere(&self) -> io::Result<FileElsewhere> {
+        Ok(FileElsewhere {
+            file: self.file.as_fd().try_clone_to_owned()?,
+            backing: Arc::clone(&self.backing),
+            block_device: self.block_device,
+            locked: self.locked,
+            alignment: self.alignment,
+            direct: self.direct,
+            read_only: self.read_only,
+            punches: self.punches.get().copied(),
+            discards: self.discards,
+        })
     }
 
     /// Keeps files open as long as the medium: those whose locks belong to it.
@@ -330,6 +350,47 @@ impl FileMedium {
             // `st_blocks` counts 512 bytes on every file system.
             allocated_bytes: (!self.block_device).then_some(known.stx_blocks * 512),
             file_system,
+        })
+    }
+}
+
+/// Opens a file that a medium of another core has open; see [`FileMedium::elsewhere`].
+#[derive(Debug)]
+pub struct FileElsewhere {
+    file: OwnedFd,
+    backing: Arc<Backing>,
+    block_device: bool,
+    locked: bool,
+    alignment: Alignment,
+    direct: bool,
+    read_only: bool,
+    punches: Option<bool>,
+    discards: bool,
+}
+
+impl FileElsewhere {
+    /// The file as a medium of the current reactor.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub fn open_here(&self) -> io::Result<FileMedium> {
+        Ok(FileMedium {
+            file: File::from_fd(self.file.try_clone()?),
+            backing: Arc::clone(&self.backing),
+            block_device: self.block_device,
+            locked: self.locked,
+            alignment: self.alignment,
+            direct: self.direct,
+            read_only: self.read_only,
+            punches: self.punches.map_or_else(OnceCell::new, OnceCell::from),
+            discards: self.discards,
+            zeroing: Cell::new(Zeroing::first_of(self.block_device)),
+            notes: NoteFile::beside(self.direct, !self.read_only),
+            pool: sealblock_runtime_reactor::pool(),
+            kept: Vec::new(),
         })
     }
 }

@@ -1,7 +1,7 @@
-//! Blocks in RAM, with separate tags.
+//! A device over a store: one core's channel to it.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Coverage, Device, ErrorKind, Expectations, Geometry,
@@ -12,38 +12,26 @@ use sealblock_integrity::{Checks, ChecksumKind, Field, Mismatch, PiFormat, Seale
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use crate::sparse::Sparse;
+use crate::chunk::Part;
+use crate::loaded::{Channel, Loaded, Marks, source_of};
+use crate::store::{CHUNK_BYTES, MemoryStore};
 
-/// Bytes of data in a chunk: small enough that memory can be freed and that copying one held by a read is cheap, large
-/// enough that most reads are within one.
-const CHUNK_BYTES: usize = 128 << 10;
-/// Bytes of tags in a chunk, rounded down to the tags of whole chunks of data; more if those of one chunk of data need
-/// more.
-const TAG_CHUNK_BYTES: usize = 8 << 10;
-/// Up to this many bytes of tags are copied: that costs less than sharing them, and writes to neighbouring blocks need
-/// not copy.
-const COPIED_TAG_BYTES: usize = 512;
-/// Bytes of data in one transfer; the gate splits larger requests.
-const TRANSFER_BYTES: usize = 4 << 20;
-/// Bytes of one step of a Verify, WriteZeroes or Discard: some hundred microseconds, during which the core does nothing
-/// else. The gate splits longer ones.
-const STEP_BYTES: usize = 1 << 20;
 /// Up to this many bytes such a request is executed in place, since data in flight do not limit the number of such
 /// requests. Longer ones let other tasks run in between.
 const IN_PLACE_BYTES: u64 = 64 << 10;
 
-/// Bytes of a chunk of marks.
-const MARK_BYTES: usize = 4096;
 /// The mark of a block that was made unreadable.
 const UNREADABLE: u8 = 1;
 /// The mark of a block whose host wrote a guard that does not match, and disabled its check: the guard proves nothing.
 const UNPROVEN: u8 = 2;
 
 /// A device in RAM, with or without protection information. See the crate's header.
+///
+/// It is one channel to a [`MemoryStore`]: it belongs to one core, and any number of them give access to the same
+/// blocks.
 pub struct MemoryDevice {
-    geometry: Geometry,
-    stored: RefCell<Stored>,
-    pool: Option<Pool>,
+    store: Arc<MemoryStore>,
+    channel: RefCell<Channel>,
 }
 
 /// How to change a stored block without its tag. Offsets count from the start of the block's data or tuple.
@@ -65,154 +53,114 @@ pub enum Corruption {
     },
 }
 
-struct Stored {
-    data: Sparse,
-    tags: Sparse,
-    /// A byte for each block: a mark, or 0.
-    marks: Sparse,
-    /// The reserved area.
-    reserved: BTreeMap<ReservedArea, Slice>,
-}
-
 impl MemoryDevice {
-    /// `capacity_blocks` blocks that read as zeroes. No memory is taken yet.
+    /// `capacity_blocks` blocks that read as zeroes, in a store of their own. No memory is taken yet.
     pub fn new(block_size: BlockSize, capacity_blocks: u64, protection: Option<PiFormat>) -> MemoryDevice {
-        let in_place = Limits::new(block_size, STEP_BYTES, (STEP_BYTES >> block_size.shift()) as u32);
-        let limits =
-            Limits { max_transfer_blocks: Limits::new(block_size, TRANSFER_BYTES, 1).max_transfer_blocks, ..in_place };
-        // The tags of a chunk of data are never in two chunks of tags.
-        let tags_of_chunk = (CHUNK_BYTES >> block_size.shift()) * protection.map_or(0, PiFormat::tuple_bytes);
-        MemoryDevice {
-            geometry: Geometry { block_size, capacity_blocks, protection, limits },
-            stored: RefCell::new(Stored {
-                data: Sparse::new(CHUNK_BYTES, 0),
-                tags: Sparse::new(tags_of_chunk * TAG_CHUNK_BYTES.checked_div(tags_of_chunk).unwrap_or(0).max(1), 0xFF),
-                marks: Sparse::new(MARK_BYTES, 0),
-                reserved: BTreeMap::new(),
-            }),
-            pool: None,
-        }
+        MemoryDevice::on(Arc::new(MemoryStore::new(block_size, capacity_blocks, protection)))
     }
 
-    /// The same device; its read responses use buffers of `pool` when they must be copied.
-    pub fn with_pool(mut self, pool: Pool) -> MemoryDevice {
-        self.pool = Some(pool);
+    /// Another channel to the same blocks, for the calling core. It takes no memory yet.
+    pub fn on(store: Arc<MemoryStore>) -> MemoryDevice {
+        let channel = RefCell::new(Channel::new(&store.chunks));
+        MemoryDevice { store, channel }
+    }
+
+    /// The same device; its read responses use buffers of `pool` when they must be copied. The pool is that of the
+    /// core that uses the device.
+    pub fn with_pool(self, pool: Pool) -> MemoryDevice {
+        self.channel.borrow_mut().set_pool(pool);
         self
     }
 
+    /// The store, to open channels of other cores.
+    pub fn store(&self) -> &Arc<MemoryStore> {
+        &self.store
+    }
+
     /// Bytes of memory used by data and tags, and by replaced chunks that read responses still held, as far as was
-    /// noticed.
+    /// noticed by this channel.
     pub fn allocated_bytes(&self) -> u64 {
-        let stored = self.stored.borrow();
-        stored.data.allocated_bytes() + stored.tags.allocated_bytes()
+        self.store.stored_bytes() + self.channel.borrow().spares.held_bytes()
     }
 
     /// Damages a stored block; returns whether there was anything to damage (a block without memory has nothing).
     pub fn damage(&self, lba: Lba, damage: Corruption) -> bool {
-        if lba.get() >= self.geometry.capacity_blocks {
+        let (geometry, shape) = (self.store.geometry(), self.store.chunks.shape);
+        if lba.get() >= geometry.capacity_blocks {
             return false;
         }
-        let mut stored = self.stored.borrow_mut();
-        match damage {
+        let Some(Part { chunk, within, .. }) = shape.parts(lba.get(), 1).next() else { return false };
+        let spares = &mut self.channel.borrow_mut().spares;
+        let was_there = self.store.chunks.edit(chunk, spares, |chunk, spares| match damage {
             Corruption::Data { at, mask } => {
-                let size = self.geometry.block_size.bytes();
-                stored.data.flip(lba.get() * size as u64 + (at % size) as u64, mask)
+                let at = shape.data_of(&within).start + at % geometry.block_size.bytes();
+                chunk.flip_data(at, mask, spares)
             }
-            Corruption::Tag { at, mask } => match self.geometry.protection.map(PiFormat::tuple_bytes) {
-                Some(tuple) => stored.tags.flip(lba.get() * tuple as u64 + (at % tuple) as u64, mask),
-                None => false,
-            },
-        }
+            Corruption::Tag { .. } if shape.tuple_bytes == 0 => false,
+            Corruption::Tag { at, mask } => {
+                let at = shape.tags_of(&within).start + at % shape.tuple_bytes;
+                chunk.flip_tags(at, mask, spares)
+            }
+        });
+        was_there.unwrap_or(false)
     }
 
-    fn tuple_bytes(&self) -> u64 {
-        self.geometry.protection.map_or(0, PiFormat::tuple_bytes) as u64
+    fn protection(&self) -> Option<PiFormat> {
+        self.store.geometry().protection
     }
 
-    fn buffer(&self, len_bytes: u64) -> Buffer {
-        match &self.pool {
-            Some(pool) => pool.take(len_bytes as usize),
-            None => Buffer::zeroed(len_bytes as usize),
-        }
+    fn block_size(&self) -> BlockSize {
+        self.store.geometry().block_size
     }
 
-    /// The stored bytes themselves if they are contiguous, otherwise a copy.
-    fn shared(&self, stored: &mut Sparse, offset: u64, length_bytes: u64) -> Slice {
-        stored.share(offset, length_bytes as usize).unwrap_or_else(|| {
-            let mut copy = self.buffer(length_bytes);
-            stored.read(offset, &mut copy);
-            copy.freeze()
-        })
-    }
-
-    /// Stored tags.
-    fn tags(&self, stored: &mut Sparse, offset: u64, length_bytes: u64) -> Slice {
-        if length_bytes > COPIED_TAG_BYTES as u64 {
-            return self.shared(stored, offset, length_bytes);
-        }
-        // Buffers of this length on the heap are reused without a lock, those of a pool only under its lock.
-        let mut copy = Buffer::zeroed(length_bytes as usize);
-        stored.read(offset, &mut copy);
-        copy.freeze()
-    }
-
-    /// The blocks of the extent that have this mark.
-    fn marked(&self, extent: Extent, mark: u8) -> Vec<Lba> {
-        let stored = self.stored.borrow();
-        if stored.marks.allocated_bytes() == 0 {
-            return Vec::new();
-        }
-        let mut marks = vec![0; extent.len() as usize];
-        stored.marks.read(extent.start().get(), &mut marks);
-        extent.iter().zip(marks).filter(|(_, found)| *found == mark).map(|(lba, _)| lba).collect()
-    }
-
-    /// The blocks of the extent that were made unreadable.
-    fn unreadable(&self, extent: Extent) -> Vec<BadBlock> {
-        self.marked(extent, UNREADABLE).into_iter().map(BadBlock::media).collect()
+    /// The parts of an extent, each within one chunk.
+    fn parts(&self, extent: Extent) -> impl Iterator<Item = Part> + use<> {
+        self.store.chunks.shape.parts(extent.start().get(), extent.len())
     }
 
     /// The values that every tuple must have to prove its block, for blocks from `start` on.
     fn own_checks(&self, start: Lba) -> Checks {
-        self.geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, start))
+        self.protection().map_or(Checks::NONE, |format| Checks::full(format, start))
     }
 
-    /// Blocks and their tags as stored, unchecked.
-    fn load(&self, extent: Extent) -> (Slice, Slice) {
-        let (start, tuple_bytes, size) = (extent.start().get(), self.tuple_bytes(), self.geometry.block_size);
-        let mut stored = self.stored.borrow_mut();
-        let data = self.shared(&mut stored.data, start << size.shift(), extent.bytes(size));
-        (data, self.tags(&mut stored.tags, start * tuple_bytes, extent.len() * tuple_bytes))
+    /// Blocks and their tags and marks as stored, unchecked.
+    fn load(&self, extent: Extent) -> Loaded {
+        self.channel.borrow_mut().load(&self.store.chunks, extent.start().get(), extent.len())
     }
 
-    fn unverified(&self, (data, tags): (Slice, Slice)) -> Unverified {
-        let (size, format) = (self.geometry.block_size, self.geometry.protection);
-        Unverified::new(data, tags, size, format).expect("as many tuples as blocks were loaded")
+    fn unverified(&self, data: Slice, tags: Slice) -> Unverified {
+        Unverified::new(data, tags, self.block_size(), self.protection()).expect("as many tuples as blocks were loaded")
     }
 
     fn read(&self, extent: Extent, expectations: &Expectations) -> Outcome {
-        let (unreadable, loaded) = (self.unreadable(extent), self.load(extent));
-        let both = expectations.joined(&self.own_checks(extent.start())).filter(|_| unreadable.is_empty());
-        if let Some(Ok(sealed)) = both.map(|checks| self.unverified(loaded.clone()).verify(&checks)) {
-            return Ok(Response::Data(sealed));
+        let Loaded { data, tags, marks } = self.load(extent);
+        let as_stored = |data, tags| {
+            Ok(Response::Data(self.unverified(data, tags).verify(&Checks::NONE).expect("nothing is checked")))
+        };
+        if self.protection().is_none() && marks.is_empty() {
+            return as_stored(data, tags);
         }
-        let mut tally = Tally { bad_blocks: unreadable, ..Tally::default() };
-        if let Some(format) = self.geometry.protection {
-            self.judge(extent, format, (&loaded.0, &loaded.1), expectations, &mut tally);
+        let mut tally = Tally { bad_blocks: unreadable(extent, &marks), ..Tally::default() };
+        if let Some(format) = self.protection() {
+            let checks = expectations.joined(&self.own_checks(extent.start())).filter(|_| tally.bad_blocks.is_empty());
+            if let Some(Ok(sealed)) = checks.map(|c| self.unverified(data.clone(), tags.clone()).verify(&c)) {
+                return Ok(Response::Data(sealed));
+            }
+            self.judge(extent, format, (&data, &tags), &marks, expectations, &mut tally);
         }
         tally.finish()?;
-        Ok(Response::Data(self.unverified(loaded).verify(&Checks::NONE).expect("nothing is checked")))
+        as_stored(data, tags)
     }
 
     /// The stored contents of blocks, bad ones too.
     fn salvage(&self, extent: Extent) -> Outcome {
-        let (loaded, mut tally) = (self.load(extent), Tally::default());
-        tally.bad_blocks = self.unreadable(extent);
-        if let Some(format) = self.geometry.protection {
-            self.judge(extent, format, (&loaded.0, &loaded.1), &Expectations::NONE, &mut tally);
+        let Loaded { data, tags, marks } = self.load(extent);
+        let mut tally = Tally { bad_blocks: unreadable(extent, &marks), ..Tally::default() };
+        if let Some(format) = self.protection() {
+            self.judge(extent, format, (&data, &tags), &marks, &Expectations::NONE, &mut tally);
         }
         let bad_blocks = BadBlocks::new(tally.bad_blocks).map_or_else(Vec::new, |bad| bad.into_parts().0);
-        let blocks = self.unverified(loaded).verify(&Checks::NONE).expect("nothing is checked");
+        let blocks = self.unverified(data, tags).verify(&Checks::NONE).expect("nothing is checked");
         Ok(Response::Salvaged(Salvaged { blocks, bad_blocks }))
     }
 
@@ -223,10 +171,11 @@ impl MemoryDevice {
         extent: Extent,
         format: PiFormat,
         (data, tags): (&[u8], &[u8]),
+        marks: &Marks,
         expectations: &Expectations,
         tally: &mut Tally,
     ) -> bool {
-        let (size, unproven) = (self.geometry.block_size, self.marked(extent, UNPROVEN));
+        let (size, unproven) = (self.block_size(), marked(extent, marks, UNPROVEN));
         if !unproven.is_empty() {
             tally.coverage.merge(Coverage::of(false));
         }
@@ -250,49 +199,49 @@ impl MemoryDevice {
     }
 
     fn write(&self, extent: Extent, sealed: &Sealed) {
-        let mut stored = self.stored.borrow_mut();
-        stored.marks.clear(extent.start().get(), extent.len());
-        let mut at = extent.start().get() << self.geometry.block_size.shift();
-        let mut tags_at = extent.start().get() * self.tuple_bytes();
-        for segment in sealed.segments() {
-            stored.data.write(at, &segment.data);
-            stored.tags.write(tags_at, &segment.tags);
-            at += segment.data.len() as u64;
-            tags_at += segment.tags.len() as u64;
+        let (chunks, unproven) = (&self.store.chunks, self.unproven(sealed));
+        let (mut source, spares) = (source_of(sealed, chunks.shape), &mut self.channel.borrow_mut().spares);
+        for part in self.parts(extent) {
+            chunks.change(&part, spares, |bytes, chunk| {
+                source.copy(part.within.clone(), bytes);
+                let of_part = unproven.iter().filter(|block| part.of_whole.contains(block));
+                of_part.for_each(|block| {
+                    chunk.mark(chunks.shape, block - part.of_whole.start + part.within.start, UNPROVEN);
+                });
+            });
         }
-        self.mark_unproven(&mut stored, extent, sealed);
     }
 
-    /// Marks written blocks whose guards prove nothing: from now on only these may have wrong guards.
-    fn mark_unproven(&self, stored: &mut Stored, extent: Extent, sealed: &Sealed) {
-        let Some(format) = self.geometry.protection.filter(|_| !sealed.has_verified_guards()) else { return };
-        let (mut start, checks) = (extent.start(), Checks { guard: true, ..Checks::NONE });
+    /// The blocks, counted from the first one, whose guards prove nothing: once they are written, only these may have
+    /// wrong guards.
+    fn unproven(&self, sealed: &Sealed) -> Vec<usize> {
+        let (mut unproven, mut start) = (Vec::new(), 0);
+        let Some(format) = self.protection().filter(|_| !sealed.has_verified_guards()) else { return unproven };
+        let checks = Checks { guard: true, ..Checks::NONE };
         for segment in sealed.segments() {
-            let mut note = |mismatch: Mismatch| stored.marks.write(start.get() + mismatch.block as u64, &[UNPROVEN]);
-            verify(format, self.geometry.block_size, &segment.data, &segment.tags, &checks, &mut note);
-            start = Lba::new(start.get() + (segment.data.len() >> self.geometry.block_size.shift()) as u64);
+            let mut note = |mismatch: Mismatch| unproven.push(start + mismatch.block);
+            verify(format, self.block_size(), &segment.data, &segment.tags, &checks, &mut note);
+            start += segment.data.len() >> self.block_size().shift();
         }
+        unproven
     }
 
     /// Makes blocks as if they had never been written.
     fn unmap(&self, extent: Extent) {
-        let (start, tuple_bytes) = (extent.start().get(), self.tuple_bytes());
-        let mut stored = self.stored.borrow_mut();
-        stored.marks.clear(extent.start().get(), extent.len());
-        stored.data.clear(start << self.geometry.block_size.shift(), extent.bytes(self.geometry.block_size));
-        stored.tags.clear(start * tuple_bytes, extent.len() * tuple_bytes);
+        let spares = &mut self.channel.borrow_mut().spares;
+        self.parts(extent).for_each(|part| self.store.chunks.clear(&part, spares));
     }
 
     /// Makes blocks unreadable. Their old contents are not needed any more, so the memory is freed.
     fn write_uncorrectable(&self, extent: Extent) {
-        self.unmap(extent);
-        self.stored.borrow_mut().marks.write(extent.start().get(), &vec![UNREADABLE; extent.len() as usize]);
+        let spares = &mut self.channel.borrow_mut().spares;
+        self.parts(extent).for_each(|part| self.store.chunks.clear_and_mark(&part, spares, Some(UNREADABLE)));
     }
 
     /// Zeroes with tags that are checked like all others, unlike those of an unmapped block.
     fn write_zeroes(&self, extent: Extent) {
-        let Some(format) = self.geometry.protection else { return self.unmap(extent) };
-        let block_size = self.geometry.block_size;
+        let Some(format) = self.protection() else { return self.unmap(extent) };
+        let block_size = self.block_size();
         let zeroes = Buffer::zeroed(CHUNK_BYTES).freeze();
         for part in self.by_chunk(extent) {
             let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: part.start().get() };
@@ -303,14 +252,14 @@ impl MemoryDevice {
 
     /// Checks blocks in place. Where no memory is allocated, nothing can be damaged.
     fn verify(&self, extent: Extent, expectations: &Expectations) -> Outcome {
-        let mut tally = self.tally(extent);
+        let mut tally = self.tally();
         self.verify_parts(extent, expectations, &mut tally, |_, _, _| ());
         Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage: tally.finish()? }))
     }
 
     /// Checks blocks and computes their checksum in place, each part while it is in the core's cache.
     fn checksum(&self, extent: Extent, kind: ChecksumKind, expectations: &Expectations) -> Outcome {
-        let (mut tally, mut value, size) = (self.tally(extent), 0, self.geometry.block_size);
+        let (mut tally, mut value, size) = (self.tally(), 0, self.block_size());
         self.verify_parts(extent, expectations, &mut tally, |part, data, guards| {
             let of_guards = guards.and_then(|(format, tags)| kind.append_guards(value, format, size, tags));
             value = match (of_guards, data) {
@@ -323,9 +272,9 @@ impl MemoryDevice {
     }
 
     /// The start of a check.
-    fn tally(&self, extent: Extent) -> Tally {
-        let coverage = Coverage::of(self.geometry.protection.is_some());
-        Tally { bad_blocks: self.unreadable(extent), coverage, unexpected: None }
+    fn tally(&self) -> Tally {
+        let coverage = Coverage::of(self.protection().is_some());
+        Tally { bad_blocks: Vec::new(), coverage, unexpected: None }
     }
 
     /// Checks blocks part by part. `each` gets a part, its data (`None` for zeroes), and its tags with their format if
@@ -337,17 +286,18 @@ impl MemoryDevice {
         tally: &mut Tally,
         mut each: impl FnMut(Extent, Option<&[u8]>, Option<(PiFormat, &[u8])>),
     ) {
-        let (size, stored) = (self.geometry.block_size, self.stored.borrow());
+        let size = self.block_size();
         for part in self.by_chunk(extent) {
-            let start = part.start().get();
-            let data = stored.data.peek(start << size.shift(), part.bytes(size) as usize);
-            let tags = stored.tags.peek(start * self.tuple_bytes(), (part.len() * self.tuple_bytes()) as usize);
+            // The lock is not held while the blocks are checked: a write meanwhile copies them.
+            let peeked = self.channel.borrow_mut().peek(&self.store.chunks, part.start().get(), part.len());
+            let (start, data, marks) = (part.start().get(), peeked.data.as_deref(), &peeked.marks);
+            tally.bad_blocks.extend(unreadable(part, marks));
             // Missing tags are all ones, which are not checked; if only the data are missing, they are zeroes.
+            let tag_bytes = part.len() as usize * self.store.chunks.shape.tuple_bytes;
             let checks_escapes = expectations.checks().checks_escapes;
-            let escapes =
-                if checks_escapes { vec![0xFF; (part.len() * self.tuple_bytes()) as usize] } else { Vec::new() };
-            let tags = tags.or(checks_escapes.then_some(&escapes[..]));
-            let Some((format, tags)) = self.geometry.protection.zip(tags) else {
+            let escapes = if checks_escapes { vec![0xFF; tag_bytes] } else { Vec::new() };
+            let tags = peeked.tags.as_deref().or(checks_escapes.then_some(&escapes[..]));
+            let Some((format, tags)) = self.protection().zip(tags) else {
                 each(part, data, None);
                 continue;
             };
@@ -356,39 +306,37 @@ impl MemoryDevice {
             let checked = data.unwrap_or(&zeroes);
             let is_good = |checks: Checks| verify(format, size, checked, tags, &checks, &mut |_| ()) == 0;
             let is_proven = expected.joined(&self.own_checks(part.start())).is_some_and(is_good)
-                || self.judge(part, format, (checked, tags), &expected, tally);
+                || self.judge(part, format, (checked, tags), marks, &expected, tally);
             each(part, data, is_proven.then_some((format, tags)));
         }
     }
 
     fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
-        // A damaged block is reported as damage, not as a difference.
-        self.verify(extent, &Expectations::NONE)?;
-        let (size, stored) = (self.geometry.block_size, self.stored.borrow());
-        let mut block = vec![0; size.bytes()];
-        for (lba, wanted) in extent.iter().zip(wanted.iter().map(|(block, _)| block)) {
-            stored.data.read(lba.get() << size.shift(), &mut block);
-            if block != wanted {
-                return Err(ErrorKind::Miscompare { lba }.into());
+        let (mut tally, mut different, size) = (self.tally(), None, self.block_size());
+        let mut wanted = wanted.iter().map(|(block, _)| block);
+        let zeroes = vec![0; size.bytes()];
+        self.verify_parts(extent, &Expectations::NONE, &mut tally, |part, data, _| {
+            for (block, lba) in part.iter().enumerate() {
+                let stored = data.map_or(&zeroes[..], |data| &data[block << size.shift()..][..size.bytes()]);
+                if wanted.next() != Some(stored) {
+                    different.get_or_insert(lba);
+                }
             }
-        }
-        Ok(Response::Done)
+        });
+        // A damaged block is reported as damage, not as a difference.
+        tally.finish()?;
+        different.map_or(Ok(Response::Done), |lba| Err(ErrorKind::Miscompare { lba }.into()))
     }
 
     /// Blocks without memory are holes, unless they have tags that are checked, or are marked unreadable.
     fn allocation(&self, extent: Extent) -> Outcome {
-        let size = self.geometry.block_size;
         let mut runs = StatusRuns::default();
         for part in self.by_chunk(extent) {
-            let (start, tuple_bytes) = (part.start().get(), self.tuple_bytes());
-            let is_empty = {
-                let stored = self.stored.borrow();
-                // Chunks of tags are for more blocks than those of data; the tags of unmapped blocks are all ones.
-                let tags = stored.tags.peek(start * tuple_bytes, (part.len() * tuple_bytes) as usize);
-                let data = stored.data.peek(start << size.shift(), part.bytes(size) as usize);
-                data.is_none() && tags.is_none_or(|tags| tags.iter().all(|byte| *byte == 0xFF))
-            };
-            let is_hole = is_empty && self.marked(part, UNREADABLE).is_empty();
+            let peeked = self.channel.borrow_mut().peek(&self.store.chunks, part.start().get(), part.len());
+            // The tags of unmapped blocks are all ones.
+            let is_empty =
+                peeked.data.is_none() && peeked.tags.is_none_or(|tags| tags.iter().all(|byte| *byte == 0xFF));
+            let is_hole = is_empty && unreadable(part, &peeked.marks).is_empty();
             runs.push(part.blocks(), if is_hole { BlockState::Hole } else { BlockState::Allocated });
         }
         Ok(Response::BlockStatus(runs.into_vec()))
@@ -402,13 +350,8 @@ impl MemoryDevice {
             Operation::Verify(expectations) => return self.verify(extents.one(), expectations),
             Operation::Checksum(kind, expectations) => return self.checksum(extents.one(), *kind, expectations),
             Operation::Compare(data) => return self.compare(extents.one(), data),
-            Operation::ReadReserved(area) => {
-                let held = self.stored.borrow().reserved.get(area).cloned();
-                return Ok(Response::Reserved(held.unwrap_or_else(Slice::empty)));
-            }
-            Operation::WriteReserved(area, bytes) => {
-                self.stored.borrow_mut().reserved.insert(*area, Slice::copy_from(bytes));
-            }
+            Operation::ReadReserved(area) => return Ok(Response::Reserved(self.store.reserved(*area))),
+            Operation::WriteReserved(area, bytes) => self.store.set_reserved(*area, bytes),
             Operation::BlockStatus => return self.allocation(extents.one()),
             Operation::Copy { .. } | Operation::CompareAndWrite(_) | Operation::Repair => {
                 return Err(ErrorKind::Absent(request.kind()).into());
@@ -426,7 +369,7 @@ impl MemoryDevice {
 
     /// The extent split at the ends of chunks of data, each of which has its tags in one chunk.
     fn by_chunk(&self, extent: Extent) -> impl Iterator<Item = Extent> + use<> {
-        extent.split_aligned(Limits::new(self.geometry.block_size, CHUNK_BYTES, 1).max_transfer_blocks)
+        extent.split_aligned(Limits::new(self.block_size(), CHUNK_BYTES, 1).max_transfer_blocks)
     }
 }
 
@@ -436,16 +379,13 @@ const ABILITIES: Abilities = Abilities::COMPLETE
 
 impl Device for MemoryDevice {
     fn geometry(&self) -> &Geometry {
-        &self.geometry
+        self.store.geometry()
     }
 
     fn abilities(&self) -> Abilities {
-        let bytes = self.geometry.capacity_blocks.saturating_mul(self.geometry.block_size.bytes() as u64);
-        Abilities {
-            bitmap_pages: ReservedArea::bitmap_pages(bytes),
-            seals: self.geometry.protection.is_some(),
-            ..ABILITIES
-        }
+        let Geometry { block_size, capacity_blocks, protection, .. } = *self.store.geometry();
+        let bytes = capacity_blocks.saturating_mul(block_size.bytes() as u64);
+        Abilities { bitmap_pages: ReservedArea::bitmap_pages(bytes), seals: protection.is_some(), ..ABILITIES }
     }
 
     async fn execute(&self, operation: Request) -> Outcome {
@@ -457,7 +397,7 @@ impl Device for MemoryDevice {
     }
 
     fn try_execute(&self, operation: &Request) -> Option<Outcome> {
-        let bytes = operation.blocks() << self.geometry.block_size.shift();
+        let bytes = operation.blocks() << self.block_size().shift();
         is_short(operation, bytes).then(|| self.carry_out(operation))
     }
 }
@@ -467,6 +407,17 @@ fn is_short(request: &Request, bytes: u64) -> bool {
     let moves_data =
         matches!(request.kind(), RequestKind::Read | RequestKind::Write | RequestKind::Compare | RequestKind::Flush);
     moves_data || bytes <= IN_PLACE_BYTES
+}
+
+/// The blocks of the extent that have this mark.
+fn marked(extent: Extent, marks: &Marks, mark: u8) -> Vec<Lba> {
+    let of_mark = marks.iter().filter(|(_, found)| *found == mark);
+    of_mark.map(|(block, _)| Lba::new(extent.start().get() + *block as u64)).collect()
+}
+
+/// The blocks of the extent that were made unreadable.
+fn unreadable(extent: Extent, marks: &Marks) -> Vec<BadBlock> {
+    marked(extent, marks, UNREADABLE).into_iter().map(BadBlock::media).collect()
 }
 
 #[cfg(test)]

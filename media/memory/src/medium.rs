@@ -1,23 +1,26 @@
 //! Bytes in RAM.
 
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use sealblock_block::{Medium, MediumError, MediumErrorKind, NoteKeeping};
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use crate::sparse::Sparse;
+use crate::chunk::Shape;
+use crate::spares::Spares;
+use crate::store::Chunks;
 
-/// Bytes of a chunk: small enough that memory can be freed, large enough that there are few.
-const CHUNK_BYTES: usize = 64 << 10;
+/// Chunks of 64 KiB: small enough that memory can be freed, large enough that there are few. A block is a byte.
+const SHAPE: Shape = Shape { block_shift: 0, chunk_shift: 16, tuple_bytes: 0 };
 
 /// A medium in RAM. Clones are the same bytes, so that a test can open them again after "losing" the first handle.
 ///
 /// Like a disk it refuses offsets and lengths that are not multiples of its sector. Only the end of the process loses
 /// anything, so `sync` does nothing.
-#[derive(Clone)]
 pub struct MemoryMedium {
-    bytes: Rc<RefCell<Sparse>>,
+    chunks: Arc<Chunks>,
+    /// Those of this handle.
+    spares: RefCell<Spares>,
     length_bytes: u64,
     sector_bytes: u32,
     read_only: bool,
@@ -32,8 +35,8 @@ impl MemoryMedium {
     pub fn new(length_bytes: u64, sector_bytes: u32) -> MemoryMedium {
         assert!(sector_bytes.is_power_of_two() && sector_bytes >= 512, "{sector_bytes} bytes are no sector");
         let length_bytes = length_bytes - length_bytes % u64::from(sector_bytes);
-        let bytes = Rc::new(RefCell::new(Sparse::new(CHUNK_BYTES, 0)));
-        MemoryMedium { bytes, length_bytes, sector_bytes, read_only: false }
+        let chunks = Arc::new(Chunks::new(SHAPE, length_bytes));
+        MemoryMedium { spares: RefCell::new(chunks.spares()), chunks, length_bytes, sector_bytes, read_only: false }
     }
 
     /// A handle on the same bytes that accepts no writes.
@@ -43,21 +46,45 @@ impl MemoryMedium {
 
     /// Bytes of memory used.
     pub fn allocated_bytes(&self) -> u64 {
-        self.bytes.borrow().allocated_bytes()
+        self.chunks.stored_bytes()
     }
 
     /// Copies bytes at any offset, for tests and tools. Bytes after the end are zeroes.
     pub fn peek(&self, offset_bytes: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         let there = self.length_bytes.saturating_sub(offset_bytes).min(length as u64) as usize;
-        self.bytes.borrow().read(offset_bytes, &mut bytes[..there]);
+        self.copy_out(offset_bytes, &mut bytes[..there]);
         bytes
     }
 
     /// Changes bytes at any offset, without checks, for tests and tools. Bytes after the end are left out.
     pub fn poke(&self, offset_bytes: u64, bytes: &[u8]) {
         let there = self.length_bytes.saturating_sub(offset_bytes).min(bytes.len() as u64) as usize;
-        self.bytes.borrow_mut().write(offset_bytes, &bytes[..there]);
+        self.copy_in(offset_bytes, &bytes[..there]);
+    }
+
+    fn copy_out(&self, offset_bytes: u64, into: &mut [u8]) {
+        for part in SHAPE.parts(offset_bytes, into.len() as u64) {
+            let into = &mut into[part.of_whole];
+            match self.chunks.lock(part.chunk) {
+                Some(chunk) => chunk.read(SHAPE, &part.within, into, &mut []),
+                None => into.fill(0),
+            }
+        }
+    }
+
+    fn copy_in(&self, offset_bytes: u64, from: &[u8]) {
+        let spares = &mut self.spares.borrow_mut();
+        for part in SHAPE.parts(offset_bytes, from.len() as u64) {
+            self.chunks.change(&part, spares, |bytes, _| {
+                bytes.data[part.within.clone()].copy_from_slice(&from[part.of_whole.clone()]);
+            });
+        }
+    }
+
+    fn clear(&self, offset_bytes: u64, length_bytes: u64) {
+        let spares = &mut self.spares.borrow_mut();
+        SHAPE.parts(offset_bytes, length_bytes).for_each(|part| self.chunks.clear(&part, spares));
     }
 
     /// Refuses ranges that are not within the length or not in whole sectors.
@@ -83,6 +110,13 @@ impl MemoryMedium {
     }
 }
 
+impl Clone for MemoryMedium {
+    fn clone(&self) -> MemoryMedium {
+        let spares = RefCell::new(self.chunks.spares());
+        MemoryMedium { chunks: Arc::clone(&self.chunks), spares, ..*self }
+    }
+}
+
 impl Medium for MemoryMedium {
     fn len_bytes(&self) -> u64 {
         self.length_bytes
@@ -103,14 +137,14 @@ impl Medium for MemoryMedium {
     async fn read(&self, offset_bytes: u64, mut into: Buffer) -> (Result<(), MediumError>, Buffer) {
         let checked = self.check("read", offset_bytes, into.len() as u64);
         if checked.is_ok() {
-            self.bytes.borrow().read(offset_bytes, &mut into);
+            self.copy_out(offset_bytes, &mut into);
         }
         (checked, into)
     }
 
     async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
         self.check_change("write", offset_bytes, from.len() as u64)?;
-        self.bytes.borrow_mut().write(offset_bytes, &from);
+        self.copy_in(offset_bytes, &from);
         Ok(())
     }
 
@@ -127,14 +161,14 @@ impl Medium for MemoryMedium {
 
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.check_change("punch", offset_bytes, length_bytes)?;
-        self.bytes.borrow_mut().clear(offset_bytes, length_bytes);
+        self.clear(offset_bytes, length_bytes);
         Ok(())
     }
 
     async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         // RAM is not reserved: zeroes need no memory, so keeping the space means nothing here.
         self.check_change("write zeroes", offset_bytes, length_bytes)?;
-        self.bytes.borrow_mut().clear(offset_bytes, length_bytes);
+        self.clear(offset_bytes, length_bytes);
         Ok(())
     }
 }

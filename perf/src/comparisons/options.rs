@@ -1,6 +1,7 @@
 //! The options of the benchmarks.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -226,6 +227,105 @@ pub struct RemoteOptions {
     pub dir: PathBuf,
 }
 
+/// A kind of device of the benchmark for several cores.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceKind {
+    /// Stores nothing.
+    Null,
+    /// Memory, completely written.
+    Memory,
+    /// A raw file.
+    File,
+    /// A volume in a file, with CRC-32C.
+    Volume,
+    /// A volume in memory, with CRC-32C.
+    MemoryVolume,
+}
+
+impl DeviceKind {
+    const ALL: [(DeviceKind, &str); 5] = [
+        (DeviceKind::Null, "null"),
+        (DeviceKind::Memory, "memory"),
+        (DeviceKind::File, "file"),
+        (DeviceKind::Volume, "volume"),
+        (DeviceKind::MemoryVolume, "memory-volume"),
+    ];
+
+    /// Its name on the command line and in tables.
+    pub fn name(self) -> &'static str {
+        DeviceKind::ALL.into_iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
+    }
+
+    /// Requests per second of eight cores as a multiple of those of one core: the goal. `None` for a file, which scales
+    /// as its file system does.
+    pub fn goal_of_eight_cores(self) -> Option<f64> {
+        match self {
+            DeviceKind::Null => Some(7.0),
+            DeviceKind::Memory => Some(6.6),
+            DeviceKind::File => None,
+            DeviceKind::Volume | DeviceKind::MemoryVolume => Some(4.0),
+        }
+    }
+
+    /// True for a device that is meant to be open on every core, so that no request to its blocks crosses.
+    pub fn is_on_every_core(self) -> bool {
+        !matches!(self, DeviceKind::Volume | DeviceKind::MemoryVolume)
+    }
+}
+
+impl FromStr for DeviceKind {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> anyhow::Result<DeviceKind> {
+        let found = DeviceKind::ALL.into_iter().find(|(_, known)| *known == name);
+        let Some((kind, _)) = found else { bail!("'{name}' is no device here") };
+        Ok(kind)
+    }
+}
+
+/// Namespaces on several cores.
+#[derive(Args, Clone)]
+pub struct ScaleOptions {
+    /// Numbers of cores of the target; the first one is the baseline [default: 1, 2, 4 and so on, up to half of the
+    /// CPUs, at least up to 2].
+    #[arg(long, value_delimiter = ',')]
+    pub cores: Vec<NonZeroUsize>,
+    /// Cores of the host, at most. They are on CPUs that the target does not use, and on all CPUs if there are no
+    /// others [default: the CPUs that the most cores of the target leave].
+    #[arg(long)]
+    pub host_cores: Option<NonZeroUsize>,
+    /// I/O queues, in turn for each namespace [default: as many as the target has cores]. A namespace has at least one.
+    #[arg(long)]
+    pub queues: Option<NonZeroUsize>,
+    /// Namespaces, each a device of its own.
+    #[arg(long, default_value = "1")]
+    pub namespaces: NonZeroUsize,
+    /// The devices: null, memory, file, volume, memory-volume.
+    #[arg(long, value_delimiter = ',', default_value = "null,memory,file,volume")]
+    pub devices: Vec<DeviceKind>,
+    /// Bytes of all namespaces together.
+    #[arg(long, default_value = "256MiB")]
+    pub size: ByteCount,
+    /// Seconds of one turn of one number of cores.
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+    /// Rounds, in each of which every number of cores has one turn.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
+    /// Only loads whose name contains this.
+    #[arg(long, default_value = "")]
+    pub only: String,
+    /// No network: the cores of the target send the requests to the devices themselves.
+    #[arg(long)]
+    pub in_process: bool,
+    /// How long an idle core polls before it sleeps, in microseconds.
+    #[arg(long, default_value_t = 50)]
+    pub spin_us: u32,
+    /// Directory of the files and volumes.
+    #[arg(long, default_value = "/dev/shm")]
+    pub dir: PathBuf,
+}
+
 /// Folder, size and duration, for NBD.
 #[derive(Args, Clone)]
 pub struct NbdOptions {
@@ -282,6 +382,18 @@ impl RemoteOptions {
     /// Blocks of 4 KiB of each device.
     pub fn blocks(&self) -> u64 {
         self.size.get() >> BlockSize::B4096.shift()
+    }
+}
+
+impl ScaleOptions {
+    /// Length of a turn.
+    pub fn turn(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+
+    /// Blocks of 4 KiB of each namespace.
+    pub fn blocks(&self) -> u64 {
+        (self.size.get() >> BlockSize::B4096.shift()) / self.namespaces.get() as u64
     }
 }
 

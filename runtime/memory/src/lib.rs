@@ -22,11 +22,13 @@ mod classes;
 mod heap;
 mod owner;
 mod pool;
+mod slabs;
 
 pub use arena::{Arena, ArenaId, Registration};
 pub use buffer::{Buffer, Slice};
 pub use owner::Counters;
 pub use pool::{OverLimit, Pool};
+pub use slabs::{SLAB_CHUNK_BYTES, Slabs};
 
 /// Alignment, in bytes, of the start of every heap buffer and of every pool buffer of at least this length.
 ///

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, Weak as FileWeak};
 
-use sealblock_block::{DynDevice, RequestKind};
+use sealblock_block::{Counters, RequestKind};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
 use sealblock_media_file::Backing;
@@ -59,7 +59,7 @@ impl InspectedDevice {
 
     /// Its state, except for what cores share.
     pub fn snapshot(&self) -> DeviceSnapshot {
-        let Some((scrub, gate)) = self.scrub_task.glance() else {
+        let Some(scrub) = self.scrub_task.glance() else {
             return unresponsive("it is closed or being changed");
         };
         let mirrors: Vec<_> = self.mirrors.iter().filter_map(Weak::upgrade).collect();
@@ -73,7 +73,7 @@ impl InspectedDevice {
             lost_metadata: older_text(&scrub).into_iter().collect(),
             lost_copies: self.lost_copies.unwritten(),
             scrub: Some(scrub),
-            io: io(&gate),
+            io: io(&self.scrub_task.shared().counters()),
             ..DeviceSnapshot::default()
         }
     }
@@ -121,8 +121,7 @@ fn path(path: MultipathPathStatus) -> PathStatus {
     }
 }
 
-fn io(gate: &DynDevice) -> IoStatus {
-    let counters = gate.counters();
+fn io(counters: &Counters) -> IoStatus {
     let count = |kind: RequestKind| CountStatus {
         requests: counters.requests(kind),
         bytes: counters.bytes(kind),

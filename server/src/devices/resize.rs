@@ -129,6 +129,9 @@ impl LocalDevice {
         if limit.part(self.scrub_task.close()).await.is_none() {
             tracing::warn!("scrub of {}: it did not end in time, and its state was not saved", self.target);
         }
+        if limit.part(self.scrub_task.shared().close_elsewhere()).await.is_none() {
+            tracing::warn!("{}: requests on other cores did not end in time", self.target);
+        }
         let closer = self.closer.take();
         match closer {
             Some(closer) => closer.close(limit).await,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use sealblock_block::{Condition, Coverage, Device, DynDevice, Error, Outcome, Request, ReservedArea, Tally};
 use sealblock_exports_nvme_tcp::NamespaceState;
-use sealblock_layers_cross_core::Attached;
+use sealblock_layers_cross_core::{Attached, SharedDevice};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{JoinHandle, Notify, now, spawn, timeout, yield_now};
 use sealblock_scrub::{
@@ -52,7 +52,7 @@ pub struct ScrubTask {
     labels: Vec<OwnLabel>,
     /// `None` while the device is being resized.
     gate: RefCell<Option<DynDevice>>,
-    /// The same device that hosts use, because repairs need its range lock.
+    /// The same device that hosts use, because a repair must wait for hosts that exclude changes of its blocks.
     device: Attached,
     /// The damage list of the namespaces. Weak, because the device owns it.
     state: Weak<NamespaceState>,
@@ -157,10 +157,15 @@ impl ScrubTask {
         }
     }
 
-    /// The state of the scrub, and the gate of its device; `None` while that is closed or replaced.
-    pub fn glance(&self) -> Option<(ScrubStatus, DynDevice)> {
+    /// The state of the scrub; `None` while its device is closed or replaced.
+    pub fn glance(&self) -> Option<ScrubStatus> {
         let gate = self.gate.borrow().clone().filter(|_| !self.closing.get())?;
-        Some((self.status(&gate), gate))
+        Some(self.status(&gate))
+    }
+
+    /// The device on all cores.
+    pub fn shared(&self) -> &SharedDevice {
+        self.device.shared()
     }
 
     /// Ends the scrub and saves its state.
@@ -381,8 +386,10 @@ impl ScrubTask {
 
     /// The load of other clients. Called while the scrub has no request in flight.
     fn activity(&self) -> Activity {
-        let Some(gate) = self.gate.borrow().clone() else { return Activity::default() };
-        let counters = gate.counters();
+        if self.gate.borrow().is_none() {
+            return Activity::default();
+        }
+        let counters = self.shared().counters();
         let answered = counters.completed().saturating_sub(self.own_requests.get());
         Activity { in_flight: counters.in_flight(), completed: answered }
     }

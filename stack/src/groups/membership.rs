@@ -231,6 +231,16 @@ impl<D: Device> Device for ReadOnly<D> {
             false => self.0.execute(request).await,
         }
     }
+
+    fn executes_in_place(&self) -> bool {
+        self.0.executes_in_place()
+    }
+
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        let kind = request.kind();
+        let is_refused = kind.changes_blocks() || kind == RequestKind::WriteReserved;
+        if is_refused { None } else { self.0.try_execute(request) }
+    }
 }
 
 #[cfg(test)]

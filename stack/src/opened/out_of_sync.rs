@@ -55,6 +55,10 @@ impl<D: Device> Device for OutOfSync<D> {
         outcome
     }
 
+    fn executes_in_place(&self) -> bool {
+        self.0.executes_in_place()
+    }
+
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
         if request.kind() == RequestKind::Read { self.0.try_execute(request) } else { None }
     }

@@ -57,6 +57,11 @@ impl<D: Device + 'static> Recorded<D> {
     /// A device whose list is gone when it is closed.
     pub fn in_memory(device: D) -> Recorded<D> {
         let record = Arc::new(DamageRecord::new(device.geometry().capacity_blocks));
+        Recorded::sharing(device, record)
+    }
+
+    /// A device that another core has open with the same list.
+    pub fn sharing(device: D, record: Arc<DamageRecord>) -> Recorded<D> {
         Recorded { copies: device.abilities().copies, device, record, keeper: None }
     }
 
@@ -183,6 +188,10 @@ impl<D: Device + 'static> Device for Recorded<D> {
                 outcome
             }
         }
+    }
+
+    fn executes_in_place(&self) -> bool {
+        self.device.executes_in_place()
     }
 
     fn try_execute(&self, request: &Request) -> Option<Outcome> {

@@ -76,7 +76,7 @@ impl TargetIdentity {
             TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux { path, .. } => {
                 device(Some(place_of(path)), leaves(path))
             }
-            TargetName::Memory(_) | TargetName::Null(_) => device(None, Vec::new()),
+            TargetName::Memory { .. } | TargetName::Null(_) => device(None, Vec::new()),
             TargetName::NvmeTcp { address, nqn, nsid, .. } => {
                 let port = address.port.map_or(NVME_TCP_PORT, Into::into);
                 let nsid = nsid.map_or(String::new(), |nsid| format!("/{nsid}"));

@@ -3,12 +3,13 @@
 //! The remains of a volume are neither: no command reads, writes or replaces them by accident. A plain file's bytes are blocks only
 //! as `raw:PATH`, so that a volume that is no longer recognised is never served or verified as a plain file.
 
+use std::fmt::Display;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::Medium;
+use sealblock_block::{Error, ErrorKind, Medium};
 use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
 use sealblock_media_volume::{
     Mutation, OpenOptions, Recognised, ResizeOptions, Resized, Standing, VolumeInfo, recognise, resize,
@@ -179,9 +180,17 @@ pub(crate) fn raw(target: &TargetName, path: &Path, medium: FileMedium) -> Resul
     let block_size = raw_block_size(&medium);
     let kind = if medium.is_block_device() { "raw block device" } else { RAW_FILE };
     let info = TargetInfo { file: medium.describe().ok(), ..TargetInfo::plain(kind) };
+    let elsewhere = medium
+        .elsewhere()
+        .map_err(|error| StackError::new(Cause::Io, "duplicate the descriptor of", error).on(path.display()))?;
     let device = RawDevice::new(medium, block_size)
         .map_err(|error| StackError::new(Cause::Unsuitable, "open", error).on(path.display()))?;
-    Ok(OpenTarget::leaf(target, device, info, Vec::new(), NO_ROOM))
+    let open = move || {
+        let failed = |error: &dyn Display| Error::from(ErrorKind::Unreachable { reason: error.to_string() });
+        let medium = elsewhere.open_here().map_err(|error| failed(&error))?;
+        RawDevice::new(medium, block_size).map_err(|error| failed(&error))
+    };
+    Ok(OpenTarget::leaf_on_every_core(target, device, open, info, NO_ROOM))
 }
 
 pub(crate) fn plain_file(path: &Path) -> StackError {

@@ -107,7 +107,7 @@ fn add_below<'a>(target: &'a TargetName, above: &[Step], parts: &mut Vec<Part<'a
         TargetName::File(_)
         | TargetName::Raw(_)
         | TargetName::Linux { .. }
-        | TargetName::Memory(_)
+        | TargetName::Memory { .. }
         | TargetName::Null(_)
         | TargetName::NvmeTcp { .. }
         | TargetName::Nbd { .. } => {}

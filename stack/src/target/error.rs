@@ -86,6 +86,9 @@ pub enum TargetErrorKind {
     /// What is behind the `?` of an NBD name is no option.
     #[error("'{0}' is not an option of NBD targets; try connections=4")]
     NbdOption(String),
+    /// What is behind the `?` of memory is no option.
+    #[error("'{0}' is not an option of memory; try preallocate, or nothing after the size")]
+    MemoryOption(String),
     /// An option of a drive is unknown, or has no value of its kind.
     #[error("'{0}' is not an option of drives; try pract=0 or pract=1, for NVMe drives")]
     DriveOption(String),

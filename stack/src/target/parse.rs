@@ -19,7 +19,7 @@ type Reader = fn(Piece<'_>, usize) -> Result<TargetName, Fail>;
 const KINDS: &[(&str, Reader)] = &[
     ("file:", |rest, _| path(rest).map(TargetName::File)),
     ("raw:", |rest, _| path(rest).map(TargetName::Raw)),
-    ("mem:", |rest, _| size(rest).map(TargetName::Memory)),
+    ("mem:", |rest, _| memory(rest)),
     ("null:", |rest, _| size(rest).map(TargetName::Null)),
     ("nvme+tcp://", |rest, _| uri::nvme_tcp(rest)),
     ("nvme+tcp:", |rest, _| rest.fail(TargetErrorKind::Slashes("nvme+tcp:"))),
@@ -138,6 +138,17 @@ fn size(piece: Piece<'_>) -> Result<ByteCount, Fail> {
         Ok(size) if size.get() == 0 => piece.fail(TargetErrorKind::NoBytes),
         Ok(size) => Ok(size),
         Err(error) => piece.fail(error),
+    }
+}
+
+/// A size, and perhaps the option of memory.
+fn memory(piece: Piece<'_>) -> Result<TargetName, Fail> {
+    let Some((bytes, option)) = piece.split_once('?') else {
+        return Ok(TargetName::Memory { size: size(piece)?, preallocate: false });
+    };
+    match option.text {
+        "preallocate" => Ok(TargetName::Memory { size: size(bytes)?, preallocate: true }),
+        other => option.fail(TargetErrorKind::MemoryOption(other.to_owned())),
     }
 }
 

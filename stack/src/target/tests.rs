@@ -20,7 +20,7 @@ fn raw(path: &str) -> TargetName {
 }
 
 fn memory(bytes: u64) -> TargetName {
-    TargetName::Memory(ByteCount::new(bytes))
+    TargetName::Memory { size: ByteCount::new(bytes), preallocate: false }
 }
 
 fn refused(text: &str) -> (usize, TargetErrorKind) {
@@ -52,6 +52,7 @@ fn paths_and_devices() {
         ),
         ("/dev/nvme1n2p1?pract=1", file("/dev/nvme1n2p1?pract=1")),
         ("mem:1GiB", memory(1 << 30)),
+        ("mem:1GiB?preallocate", TargetName::Memory { size: ByteCount::new(1 << 30), preallocate: true }),
         ("null:4096", TargetName::Null(ByteCount::new(4096))),
     ] {
         assert_eq!(parse(text), target, "{text}");
@@ -71,6 +72,7 @@ fn relative_paths_begin_where_they_are_put() {
         ("offset:0..1,v", "offset:0..1,/etc/s/v"),
         ("fault:[read-error@1],v", "fault:[read-error@1],/etc/s/v"),
         ("mem:1MiB", "mem:1MiB"),
+        ("mem:1MiB?preallocate", "mem:1MiB?preallocate"),
         ("nbd://h/v", "nbd://h/v"),
         ("nbd+unix:///v?socket=/run/s", "nbd+unix:///v?socket=/run/s"),
         ("nbd+unix:///?connections=2&socket=a%20b%26c", "nbd+unix:///?socket=/etc/s/a%20b%26c&connections=2"),
@@ -168,6 +170,11 @@ fn what_is_no_target_says_what_and_where() {
         ("http://a/b", 1, TargetErrorKind::Unknown("http:".to_owned())),
         ("a\0b", 2, TargetErrorKind::ZeroByte),
         ("mem:0", 5, TargetErrorKind::NoBytes),
+        ("mem:0?preallocate", 5, TargetErrorKind::NoBytes),
+        ("mem:1GiB?", 10, TargetErrorKind::MemoryOption(String::new())),
+        ("mem:1GiB?preallocate=yes", 10, TargetErrorKind::MemoryOption("preallocate=yes".to_owned())),
+        ("mem:1GiB?preallocate&preallocate", 10, TargetErrorKind::MemoryOption("preallocate&preallocate".to_owned())),
+        ("mem:1GiB?prealloc", 10, TargetErrorKind::MemoryOption("prealloc".to_owned())),
         ("nvme+tcp:host", 10, TargetErrorKind::Slashes("nvme+tcp:")),
         ("nbd:host", 5, TargetErrorKind::Slashes("nbd:")),
         ("mirror:A", 8, TargetErrorKind::FewLegs("mirror")),

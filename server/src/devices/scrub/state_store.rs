@@ -74,5 +74,5 @@ impl StateStore {
 
 /// True if no part of the target outlives the server.
 fn is_forgetful(target: &TargetName) -> bool {
-    target.leaves().iter().all(|leaf| matches!(leaf, TargetName::Memory(_) | TargetName::Null(_)))
+    target.leaves().iter().all(|leaf| matches!(leaf, TargetName::Memory { .. } | TargetName::Null(_)))
 }

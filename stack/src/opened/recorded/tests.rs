@@ -157,3 +157,21 @@ fn what_a_later_version_wrote_is_left_as_it_is_and_what_is_damaged_begins_anew()
         assert_eq!((saved.damage.len(), saved.forgotten_from), (1, Some(0)), "what the damaged list had is lost");
     });
 }
+
+#[test]
+fn what_a_name_opens_executes_in_place_and_on_every_core_if_its_device_does() {
+    on_reactor(async |_| {
+        for (name, is_everywhere) in [("null:1MiB", true), ("mem:1MiB", true), ("mirror:mem:1MiB,mem:1MiB", false)] {
+            let opened = crate::open::open(&name.parse().unwrap(), crate::Access::Read).await.unwrap();
+            assert!(opened.device.executes_in_place(), "{name}");
+            let read = Request::read(Extent::one(Lba::new(5)), Expectations::NONE);
+            assert!(opened.device.try_execute(&read).is_some(), "{name}");
+            assert_eq!(opened.device.source().is_some(), is_everywhere, "{name}");
+            let Some(source) = opened.device.source() else { continue };
+            let elsewhere = source.open_here().unwrap();
+            let (of_home, of_other) = (opened.device.geometry(), elsewhere.geometry());
+            assert_eq!((of_other, elsewhere.name()), (of_home, opened.device.name()));
+            assert!(elsewhere.try_execute(&read).is_some());
+        }
+    });
+}

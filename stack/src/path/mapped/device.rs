@@ -144,6 +144,10 @@ impl<D: Device> Device for MappedDevice<D> {
         }
     }
 
+    fn executes_in_place(&self) -> bool {
+        self.ordinary.executes_in_place()
+    }
+
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
         match request.operation {
             Operation::Verify(_) => None,
