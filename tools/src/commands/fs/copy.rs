@@ -97,8 +97,30 @@ async fn read_all(
         filesystem.read(inode, 0, 1).await.map_err(&fail)?;
     }
     let mut steps = pin!(filesystem.read_in_order(inode, 0..inode.size()));
-    while let Some((_, data)) = steps.next().await {
-        write(data.map_err(&fail)?)?;
+    while let Some((at, data)) = steps.next().await {
+        match data {
+            Ok(data) => write(data)?,
+            Err(error) => {
+                write_until_damage(filesystem, inode, at, &mut write).await?;
+                return Err(fail(error));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Hands over what can be read from an offset on, before the first sector that cannot.
+async fn write_until_damage(
+    filesystem: &Filesystem,
+    inode: &Inode,
+    mut at: u64,
+    write: &mut impl FnMut(Slice) -> Result<(), StackError>,
+) -> Result<(), StackError> {
+    let sector = u64::from(filesystem.storage().geometry().sector_bytes);
+    while at < inode.size() {
+        let Ok(data) = filesystem.read(inode, at, sector.min(inode.size() - at) as usize).await else { break };
+        write(data)?;
+        at += sector;
     }
     Ok(())
 }
