@@ -267,9 +267,10 @@ impl DeviceKind {
         }
     }
 
-    /// True for a device that is meant to be open on every core, so that no request to its blocks crosses.
+    /// True for a device that is meant to be open on every core, so that no request to its blocks crosses. Of a file this
+    /// depends on its file system.
     pub fn is_on_every_core(self) -> bool {
-        !matches!(self, DeviceKind::Volume | DeviceKind::MemoryVolume)
+        !matches!(self, DeviceKind::File | DeviceKind::Volume | DeviceKind::MemoryVolume)
     }
 }
 

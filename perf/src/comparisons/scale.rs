@@ -2,8 +2,8 @@
 //!
 //! Goals: eight cores complete seven times as many requests of 4 KiB as one core on a null device, 6.6 times as many in
 //! memory, and four times as many on a volume; other numbers of cores lie on the line through one core and that. No
-//! request crosses from the core of its connection to another one, unless its device is a volume, and of several
-//! namespaces at most 5 % do. A ratio is compared with its goal only if every core of the target and of the host has a
+//! request crosses from the core of its connection to another one, unless its device is a volume or a file in the page
+//! cache, and of several namespaces at most 5 % do. A ratio is compared with its goal only if every core of the target and of the host has a
 //! CPU of its own. Elsewhere, what counts is the CPU time of the target and the crossings for each request.
 //!
 //! The target has a thread for each core, on the first CPUs, and a device is opened on one of them, as by a server.

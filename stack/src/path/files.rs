@@ -180,11 +180,15 @@ pub(crate) fn raw(target: &TargetName, path: &Path, medium: FileMedium) -> Resul
     let block_size = raw_block_size(&medium);
     let kind = if medium.is_block_device() { "raw block device" } else { RAW_FILE };
     let info = TargetInfo { file: medium.describe().ok(), ..TargetInfo::plain(kind) };
-    let elsewhere = medium
-        .elsewhere()
-        .map_err(|error| StackError::new(Cause::Io, "duplicate the descriptor of", error).on(path.display()))?;
+    let elsewhere = medium.is_direct().then(|| medium.elsewhere());
     let device = RawDevice::new(medium, block_size)
         .map_err(|error| StackError::new(Cause::Unsuitable, "open", error).on(path.display()))?;
+    // In the page cache, a read beside a write of the same block on another core may see half of it.
+    let Some(elsewhere) = elsewhere else {
+        return Ok(OpenTarget::leaf(target, device, info, Vec::new(), NO_ROOM));
+    };
+    let elsewhere = elsewhere
+        .map_err(|error| StackError::new(Cause::Io, "duplicate the descriptor of", error).on(path.display()))?;
     let open = move || {
         let failed = |error: &dyn Display| Error::from(ErrorKind::Unreachable { reason: error.to_string() });
         let medium = elsewhere.open_here().map_err(|error| failed(&error))?;

@@ -175,3 +175,25 @@ fn what_a_name_opens_executes_in_place_and_on_every_core_if_its_device_does() {
         }
     });
 }
+
+#[test]
+fn a_raw_file_is_on_every_core_only_past_the_page_cache() {
+    on_reactor(async |_| {
+        for (folder, is_cached) in [(std::path::PathBuf::from("/dev/shm"), true), (std::env::temp_dir(), false)] {
+            let file = tempfile::NamedTempFile::new_in(folder).unwrap();
+            file.as_file().set_len(1 << 20).unwrap();
+            let name = format!("raw:{}", file.path().display());
+            let opened = crate::open::open(&name.parse().unwrap(), crate::Access::Write).await.unwrap();
+            let is_direct = opened.info.file.as_ref().unwrap().is_direct;
+            assert_eq!(opened.device.source().is_some(), is_direct, "{name}");
+            assert!(!(is_cached && is_direct), "tmpfs has no direct I/O: {name}");
+            let Some(source) = opened.device.source() else { continue };
+            let elsewhere = source.open_here().unwrap();
+            assert_eq!(elsewhere.geometry(), opened.device.geometry());
+            let extent = Extent::one(Lba::new(5));
+            opened.device.execute(Request::write_zeroes(extent, false, Durability::Volatile)).await.unwrap();
+            elsewhere.execute(Request::read(extent, Expectations::NONE)).await.unwrap();
+            elsewhere.execute(Request::flush()).await.unwrap();
+        }
+    });
+}
