@@ -197,6 +197,10 @@ impl Asked<'_> {
 
     /// What a server that runs has logged.
     fn note_started(&mut self, part: &'static str, command: &str) {
+        // A thread of its own writes the log, also after the server is ready. The server knows of each warning in it.
+        let status = self.place.run(&format!("status {} --json", self.target)).json();
+        let known = status["servers"][0]["errors"].as_array().unwrap().len();
+        super::until(|| self.place.read("messages").split(|byte| *byte == b'\n').count() > known);
         let log = String::from_utf8(self.place.read("messages")).unwrap();
         let parse = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
         let messages: Vec<_> = log.lines().map(|line| parse(line)["message"].as_str().unwrap().to_owned()).collect();
