@@ -1,4 +1,4 @@
-//! Open devices, each on one core that is chosen when it is opened, and what closes them there.
+//! Open devices, each with a home core that is chosen when it is opened, and what closes them there.
 
 pub(crate) mod bad_runs;
 pub(crate) mod inspect;

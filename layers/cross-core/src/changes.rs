@@ -1,5 +1,5 @@
-//! The changes in flight on a device's owner core, by the session that sent them, so that the end of a session can find
-//! them.
+//! The changes in flight on a core that has a device open, by the session that sent them, so that the end of a session
+//! can find them.
 //!
 //! Invariant: a change is listed before it claims its blocks, and until it has ended.
 
@@ -22,7 +22,7 @@ impl SessionId {
     }
 }
 
-/// The changes in flight on a device's owner core that did not complete at once.
+/// The changes in flight on a core that has a device open that did not complete at once.
 #[derive(Default)]
 pub(crate) struct ChangesInFlight(RefCell<Slab<Change>>);
 

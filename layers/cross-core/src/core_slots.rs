@@ -187,19 +187,11 @@ impl OtherCores {
         slot
     }
 
-    /// Calls `work` with each slot, on its core. Forgets cores that have stopped.
-    fn send_all(&mut self, work: impl Fn(&DeviceSlot) + Clone + Send + 'static) {
-        self.slots.retain(|OtherSlot { slot, .. }| {
-            let (here, work) = (slot.clone(), work.clone());
-            slot.home().send(move || here.get().into_iter().for_each(|slot| work(&slot))).is_ok()
-        });
-    }
-
-    /// The same, with the answer that each core owes.
-    fn ask_all(&mut self, ask: impl Fn(&DeviceSlot, DrainAnswer) + Copy + Send + 'static) -> Arc<Drain> {
+    /// Calls `ask` with each slot, on its core, and with the answer that the core owes. Forgets cores that have stopped.
+    fn ask_all(&mut self, ask: impl Fn(&DeviceSlot, DrainAnswer) + Clone + Send + 'static) -> Arc<Drain> {
         let drain = Arc::<Drain>::default();
         self.slots.retain(|OtherSlot { slot, .. }| {
-            let (here, answer) = (slot.clone(), DrainAnswer::expect(&drain));
+            let (here, answer, ask) = (slot.clone(), DrainAnswer::expect(&drain), ask.clone());
             // A core that has stopped drops the closure with the answer, which then is one.
             let told = slot.home().send(move || {
                 if let Some(slot) = here.get() {
@@ -209,6 +201,11 @@ impl OtherCores {
             told.is_ok()
         });
         drain
+    }
+
+    /// The same where nobody waits for the answers.
+    fn send_all(&mut self, work: impl Fn(&DeviceSlot) + Clone + Send + 'static) {
+        drop(self.ask_all(move |slot, _answer| work(slot)));
     }
 
     fn set_counters_here(&mut self, counters: &Arc<Counters>) {

@@ -22,7 +22,7 @@
 //! polls busily, is woken without a system call. A mailbox is locked for one push or swap, so two cores contend for a
 //! few nanoseconds at most. The callers determine the number of requests in flight, and exports limit them.
 //!
-//! The gate is on the owner core, in front of the device, so an attachment needs none.
+//! The gate is on each core that has the device open, in front of it, so an attachment needs none.
 
 mod changes;
 mod channel;
@@ -61,10 +61,11 @@ thread_local! {
 }
 
 impl SharedDevice {
-    /// Attaches the current core: the device itself where it is open or can be opened, a link to its owner core otherwise. Never waits. If the
-    /// owner core has stopped, requests fail ([`sealblock_block::ErrorKind::Unreachable`]). The attachment belongs to
-    /// the server itself, not to a client, and has its own flush cursor: it learns once of flushes that failed after
-    /// it had written, but not of what an earlier server lost.
+    /// Attaches the current core: the device itself where it is open or can be opened, a link to its owner core
+    /// otherwise. Never waits. If the owner core has stopped, requests fail
+    /// ([`sealblock_block::ErrorKind::Unreachable`]). The attachment belongs to the server itself, not to a client, and
+    /// has its own flush cursor: it learns once of flushes that failed after it had written, but not of what an earlier
+    /// server lost.
     ///
     /// # Panics
     /// Outside a reactor.

@@ -4,8 +4,8 @@
 //! they would undo what any client has written since. So when a session ends, each of its changes in flight locks its
 //! blocks against later changes of any client until it has ended. Reads and changes of other blocks continue.
 //!
-//! Invariants: changes of a session that reached the owner core before its end are fenced, including those that wait
-//! for their blocks. A session that has ended starts no further change.
+//! Invariants: changes of a session that reached the core that executes them before its end are fenced, including those
+//! that wait for their blocks. A session that has ended starts no further change.
 //!
 //! Shape: the fence of a change excludes changes of its blocks. It is requested when the session ends and dropped as
 //! soon as it is granted. What overlaps is granted in order, so the fence waits for the change, and later changes wait
@@ -59,8 +59,8 @@ impl ClientSession {
     }
 
     /// Ends the session: its later changes fail, and those in flight lock their blocks against later changes of any
-    /// client until they have ended. Ready when every owner core has locked the blocks; this does not wait for the
-    /// changes.
+    /// client until they have ended. Ready when every core that executes them has locked the blocks; this does not
+    /// wait for the changes.
     pub async fn end(&self) {
         if self.has_ended.replace(true) {
             return;

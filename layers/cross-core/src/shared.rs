@@ -1,4 +1,4 @@
-//! Handles of a device for all cores, the work that its owner core does for them, and quiescing.
+//! Handles of a device for all cores, the execution of requests on a core that has it open, and quiescing.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -21,8 +21,9 @@ use crate::durable::DurableRequests;
 /// microseconds without I/O.
 const LONG_BYTES: u64 = 1 << 20;
 
-/// A handle, usable on every core, of a device that belongs to one core. Clones are of the same device. The owner core
-/// drops the device when the last handle and the last attachment are dropped, or when the core stops.
+/// A handle, usable on every core, of a device that belongs to one core, or is open on several. Clones are of the same
+/// device. Each core that has it open drops it when the last handle and the last attachment are dropped, or when the core
+/// stops.
 ///
 /// A handle shows the device's geometry as of when the handle was made. [`Quiesced::replace`] returns a handle with the
 /// new one.
@@ -194,7 +195,7 @@ impl SharedDevice {
         cursor.is_of(&self.0.device.flush_errors)
     }
 
-    /// Executes a request on the owner core, once no other client has locked the blocks that it changes. With
+    /// Executes a request on this core, which has the device open, once no other client has locked the blocks that it changes. With
     /// `is_locked`, the caller has locked them itself. A failure that must be reported to other clients is recorded
     /// before this returns.
     pub(crate) async fn execute(&self, slot: &DeviceSlot, request: Request, from: Origin) -> Outcome {
@@ -251,7 +252,7 @@ impl SharedDevice {
         !moves_data && request.blocks() << self.0.geometry.block_size.shift() > LONG_BYTES
     }
 
-    /// Executes a request on the owner core if that needs no waiting.
+    /// Executes a request on this core if that needs no waiting.
     pub(crate) fn try_execute(&self, slot: &DeviceSlot, request: &Request) -> Option<Outcome> {
         if request.source().is_some() || self.is_long(request) {
             return None;
@@ -281,7 +282,7 @@ impl SharedDevice {
         (!must_wait).then_some(outcome)
     }
 
-    /// Fences what a session has in flight on the owner core: later changes of these blocks wait until each has ended.
+    /// Fences what a session has in flight on this core: later changes of these blocks wait until each has ended.
     pub(crate) fn fence(&self, slot: &DeviceSlot, session: SessionId) {
         for blocks in slot.changes.fence(session) {
             let device = self.clone();
