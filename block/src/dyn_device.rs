@@ -60,12 +60,29 @@ impl DynDevice {
         let device = DynDevice::new(&*name, layer(self)?);
         Ok(match below {
             None => device,
-            Some(below) => device.on_every_core(move || {
-                let opened = layer(below.open_here()?);
-                let opened = opened.map_err(|why| Error::from(ErrorKind::Unreachable { reason: why.to_string() }))?;
-                Ok(DynDevice::new(&*name, opened))
-            }),
+            Some(below) => device.on_every_core(move || DynDevice::over(&name, layer(below.open_here()?))),
         })
+    }
+
+    /// The same device, which is made of `members`. It is on every core if all of them are: there `layer` makes it of
+    /// them.
+    pub fn made_of<D: Device + 'static, E: fmt::Display>(
+        self,
+        members: &[DynDevice],
+        layer: impl Fn(Vec<DynDevice>) -> Result<D, E> + Send + Sync + 'static,
+    ) -> DynDevice {
+        let name: Arc<str> = self.name().into();
+        let Some(members) = members.iter().map(DynDevice::source).collect::<Option<Vec<_>>>() else { return self };
+        self.on_every_core(move || {
+            let opened: Result<Vec<DynDevice>, Error> = members.iter().map(|member| member.open_here()).collect();
+            DynDevice::over(&name, layer(opened?))
+        })
+    }
+
+    /// A layer as opened on another core than the first.
+    fn over<E: fmt::Display>(name: &str, layer: Result<impl Device + 'static, E>) -> Result<DynDevice, Error> {
+        let layer = layer.map_err(|why| Error::from(ErrorKind::Unreachable { reason: why.to_string() }))?;
+        Ok(DynDevice::new(name, layer))
     }
 
     /// What errors call the device.

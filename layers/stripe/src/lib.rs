@@ -144,6 +144,14 @@ impl<D: Device> StripeLayer<D> {
         Ok(self)
     }
 
+    /// What makes the same stripe of the same members, opened on another core. It has no labels: requests for the group
+    /// label are executed on the core of this one.
+    pub fn elsewhere(&self) -> impl Fn(Vec<D>) -> Result<StripeLayer<D>, StripeError> + Send + Sync + use<D> {
+        let chunk = ByteCount::new(self.merger.stripe_map.chunk() << self.merger.size.shift());
+        let is_any_behind = self.is_any_behind;
+        move |members| Ok(StripeLayer { is_any_behind, ..StripeLayer::new(members, chunk)? })
+    }
+
     /// The contradiction between the members' labels and this stripe, if any: another number, order, chunk size or
     /// shape, or another stripe. Members without labels, or with unreadable ones, do not contradict.
     pub async fn contradiction(&self) -> Option<AssembleError> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
+use sealblock_block::DynDevice;
 use sealblock_layers_stripe::label::Label;
 use sealblock_layers_stripe::{AssembleError, CHUNK, StripeLayer};
 use sealblock_units::ByteCount;
@@ -60,7 +61,9 @@ pub(crate) async fn open(
         Ok(device) => {
             let members = info.iter().map(|info| info.damage.clone()).collect();
             let damage = DamageView::stripe(members, device.chunk_blocks());
-            Ok(OpenTarget::new(target, device, TargetInfo { damage, ..TargetInfo::over("stripe", info) }, held))
+            let (members, elsewhere) = (device.members().to_vec(), device.elsewhere());
+            let device = DynDevice::new(target.to_string(), device).made_of(&members, elsewhere);
+            Ok(OpenTarget::of(target, device, TargetInfo { damage, ..TargetInfo::over("stripe", info) }, held))
         }
         Err(failure) => {
             // A failure to close the members would hide the first failure.

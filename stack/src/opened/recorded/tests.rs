@@ -161,7 +161,14 @@ fn what_a_later_version_wrote_is_left_as_it_is_and_what_is_damaged_begins_anew()
 #[test]
 fn what_a_name_opens_executes_in_place_and_on_every_core_if_its_device_does() {
     on_reactor(async |_| {
-        for (name, is_everywhere) in [("null:1MiB", true), ("mem:1MiB", true), ("mirror:mem:1MiB,mem:1MiB", false)] {
+        let devices = [
+            ("null:1MiB", true),
+            ("mem:1MiB", true),
+            ("mirror:mem:1MiB,mem:1MiB", false),
+            ("stripe-nolabel:mem:1MiB,null:1MiB", true),
+            ("stripe-nolabel:mem:1MiB,[mirror:mem:1MiB,mem:1MiB]", false),
+        ];
+        for (name, is_everywhere) in devices {
             let opened = crate::open::open(&name.parse().unwrap(), crate::Access::Read).await.unwrap();
             assert!(opened.device.executes_in_place(), "{name}");
             let read = Request::read(Extent::one(Lba::new(5)), Expectations::NONE);
@@ -173,6 +180,29 @@ fn what_a_name_opens_executes_in_place_and_on_every_core_if_its_device_does() {
             assert_eq!((of_other, elsewhere.name()), (of_home, opened.device.name()));
             assert!(elsewhere.try_execute(&read).is_some());
         }
+    });
+}
+
+#[test]
+fn a_stripe_on_another_core_has_the_same_blocks() {
+    on_reactor(async |_| {
+        let name = "stripe-4KiB-nolabel:mem:1MiB,mem:1MiB,mem:1MiB".parse().unwrap();
+        let opened = crate::open::open(&name, crate::Access::Write).await.unwrap();
+        let elsewhere = opened.device.source().unwrap().open_here().unwrap();
+        let (size, extent) = (opened.device.geometry().block_size, Extent::from_raw(3, 100).unwrap());
+        let bytes: Vec<u8> = (0..extent.bytes(size)).map(|at| (at / 512) as u8 ^ (at as u8)).collect();
+        let data = Slice::copy_from(&bytes);
+        opened
+            .device
+            .execute(Request::write(
+                extent,
+                sealblock_integrity::Unsealed::new(data, size, None, Default::default()),
+                Durability::Volatile,
+            ))
+            .await
+            .unwrap();
+        let read = elsewhere.execute(Request::read(extent, Expectations::NONE)).await.unwrap();
+        assert_eq!(&crate::opened::data_of(read)[..], bytes);
     });
 }
 
