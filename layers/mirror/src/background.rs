@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::future::{join3, select};
+use futures_util::future::{join4, select};
 use sealblock_block::{BadBlock, BadBlockCause, Clock, Error, ErrorKind, Request};
 
 use crate::background::sweep::sweep_loop;
@@ -15,6 +15,7 @@ use crate::label::ReplicaState;
 use crate::mirror::replica::Replica;
 use crate::mirror::{Mirror, Mutation, Replicas};
 use crate::requests::change::RewrittenBlocks;
+use crate::requests::delegated::answer_calls;
 use crate::requests::stale::LastCopy;
 
 /// Time between attempts to reattach an offline replica.
@@ -37,9 +38,8 @@ impl<C: Clock> Worker<C> {
     /// Runs until the mirror is closed. Spawn this.
     pub async fn run(self) {
         let mirror = &*self.mirror;
-        if !mirror.is_read_only {
-            join3(sweep_loop(mirror), resync_loop(mirror), reattach_loop(mirror)).await;
-        }
+        let Some(calls) = mirror.calls.take().filter(|_| !mirror.is_read_only) else { return };
+        join4(sweep_loop(mirror), resync_loop(mirror), reattach_loop(mirror), answer_calls(mirror, calls)).await;
     }
 }
 
@@ -98,6 +98,11 @@ async fn reattach_loop<C: Clock>(mirror: &Mirror<C>) {
             if replica.is_online() && replica.state.get() == ReplicaState::OutOfSync {
                 mirror.start_resync(replica);
             }
+            if replica.is_online() || replica.reopen.borrow().is_none() {
+                continue;
+            }
+            // Another core may still have the device that failed.
+            mirror.recall().await;
             let opening = replica.reopen.borrow().as_ref().filter(|_| !replica.is_online()).map(|reopen| reopen());
             let Some(opening) = opening else { continue };
             let number = replica.number.get();
@@ -123,7 +128,7 @@ impl<C: Clock> Mirror<C> {
         if let Some(reason) = replica.loss().or_else(|| self.why_outdated(replica)) {
             self.fail_replica(replica, &reason);
         }
-        self.found_freshness.set(self.read_freshness());
+        self.set_found_freshness(self.read_freshness());
     }
 
     /// Resyncs a replica that has returned.
@@ -217,7 +222,7 @@ impl<C: Clock> Mirror<C> {
     async fn resync_region(&self, replica: &Rc<Replica>, region: u32) -> Result<LastCopy, Error> {
         let mut last_copy = LastCopy::Kept;
         for piece in self.map.extent(region).split_aligned(self.geometry.limits.max_transfer_blocks) {
-            let _guard = self.range_lock.lock(piece.into()).await;
+            let _guard = self.lock_blocks(piece).await;
             // It may have failed and returned. Then its own label must be written again before anything is copied to
             // it.
             if replica.state.get() != ReplicaState::Resyncing || replica.lacks_own_label() || self.is_closing.get() {

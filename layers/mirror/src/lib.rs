@@ -17,6 +17,7 @@
 //! same order.
 
 mod background;
+mod channel;
 mod error;
 pub mod label;
 mod life;
@@ -24,6 +25,7 @@ mod mirror;
 mod requests;
 
 pub use background::Worker;
+pub use channel::{Elsewhere, MirrorChannel};
 pub use error::{MirrorError, ReplicaError};
 pub use label::assemble::Answered;
 pub use life::create::{CreateOptions, create, create_with_hooks, mark_written_alone, mark_written_alone_with_hooks};

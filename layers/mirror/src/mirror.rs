@@ -2,6 +2,7 @@
 //!
 //! Nothing here waits for a device. The files above do: `labels`, `change`, `reconcile`, `read`, `resync`.
 
+pub(crate) mod delegation;
 pub(crate) mod hot_groups;
 pub(crate) mod labels;
 pub(crate) mod probe;
@@ -12,7 +13,9 @@ pub(crate) mod write_intent;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use futures_channel::mpsc::UnboundedReceiver;
 use sealblock_block::{
     Abilities, Ability, BadBlock, Clock, Condition, Error, ErrorKind, Freshness, Geometry, RangeLock, RequestKind,
 };
@@ -22,6 +25,7 @@ use smallvec::SmallVec;
 use crate::label::ReplicaState;
 use crate::label::name::MirrorName;
 use crate::label::regions::{RegionMap, Regions};
+use crate::mirror::delegation::{Call, Delegation, LockedBlocks};
 use crate::mirror::hot_groups::HotGroups;
 use crate::mirror::replica::Replica;
 use crate::mirror::write_intent::{SessionPhase, WriteIntent};
@@ -49,6 +53,10 @@ pub struct Mirror<C> {
     /// Where in-sync replicas differ, its content counts: another replica may be an image from before that label.
     authority: Cell<usize>,
     pub(crate) range_lock: RangeLock,
+    /// What other cores may do by themselves.
+    pub(crate) delegation: Arc<Delegation>,
+    /// Their calls, until the worker takes them.
+    pub(crate) calls: Cell<Option<UnboundedReceiver<Call>>>,
     pub(crate) write_intent: WriteIntent,
     /// The groups that labels mark dirty since the mirror was opened.
     pub(crate) hot: RefCell<HotGroups>,
@@ -142,6 +150,12 @@ pub enum Mutation {
     Unordered,
     /// Regions with changes in flight leave the labels when the mirror is closed.
     CloseInFlight,
+    /// Other cores go on by themselves when replicas fail or may differ.
+    KeepDelegating,
+    /// Other cores do not look whether they may still execute what they have executed.
+    TrustOldTerms,
+    /// Other cores read blocks that are being changed.
+    ReadLocked,
 }
 
 impl Mutation {
@@ -249,6 +263,7 @@ impl<C: Clock> Mirror<C> {
         let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, .. } = parts;
         let MirrorParts { unreported_loss, is_labelled, hooks, .. } = parts;
         let hot = HotGroups::new(&map, geometry.block_size, hooks.hot_groups);
+        let (delegation, calls) = Delegation::new();
         Mirror {
             clock,
             geometry,
@@ -264,6 +279,8 @@ impl<C: Clock> Mirror<C> {
             replicas: RefCell::new(replicas),
             authority: Cell::new(authority),
             range_lock: RangeLock::default(),
+            delegation,
+            calls: Cell::new(Some(calls)),
             opened_events: write_intent.events.get(),
             write_intent,
             hot: RefCell::new(hot),
@@ -316,6 +333,12 @@ impl<C: Clock> Mirror<C> {
     fn max_dirty_bytes(&self) -> u64 {
         let blocks = u64::from(self.hot.borrow().limit()) * self.map.group_blocks();
         blocks.min(self.geometry.capacity_blocks) << self.geometry.block_size.shift()
+    }
+
+    /// Locks blocks for a change of them, or for a look at all their copies.
+    pub(crate) async fn lock_blocks(&self, extent: Extent) -> LockedBlocks<'_> {
+        let lock = self.range_lock.lock(extent.into()).await;
+        self.delegation.locked(extent, lock)
     }
 
     /// State of the mirror.
@@ -425,6 +448,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     fn mark_regions_nosync(&self, regions: &Regions) {
+        self.revoke();
         self.write_intent.nosync.borrow_mut().add(regions);
         self.write_intent.nosync_count.set(self.write_intent.nosync_count.get() + 1);
         for replica in self.replicas.borrow().iter().filter(|replica| replica.state.get() == ReplicaState::Resyncing) {
@@ -488,6 +512,7 @@ impl<C: Clock> Mirror<C> {
         if !replica.takes_labels() {
             return;
         }
+        self.revoke();
         replica.failures.set(replica.failures.get() + 1);
         *replica.last_error.borrow_mut() = reason.to_owned();
         replica.set_device(None);
@@ -538,6 +563,7 @@ impl<C: Clock> Mirror<C> {
 
     /// Starts the resync of an online replica.
     pub(crate) fn start_resync(&self, replica: &Replica) {
+        self.revoke();
         *replica.to_resync.borrow_mut() = replica.out_of_sync.borrow().clone();
         let is_late = self.mutation.is(Mutation::LateLabel) && self.write_intent.is_writing();
         replica.has_own_label.set(self.mutation.is(Mutation::SkipOwnLabel) || is_late);

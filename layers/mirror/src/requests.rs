@@ -1,6 +1,7 @@
 //! A mirror as a device: which function executes a request; and how it is closed.
 
 pub(crate) mod change;
+pub(crate) mod delegated;
 pub(crate) mod expected;
 pub(crate) mod read;
 pub(crate) mod reconcile;
@@ -43,6 +44,7 @@ impl<C: Clock> Mirror<C> {
     /// # Errors
     /// As [`Mirror::close`], and when changes are still in flight.
     pub async fn close_without(&self, overdue: impl Future<Output = ()>) -> Result<(), Error> {
+        self.revoke();
         let was_closing = self.is_closing.replace(true);
         self.work.notify();
         if was_closing || self.is_read_only {
@@ -60,6 +62,9 @@ impl<C: Clock> Mirror<C> {
                 // durable all the same.
                 self.flush_internally().await?;
             }
+        }
+        if !is_overdue {
+            self.recall().await;
         }
         match self.writes_lost.get() {
             true => Err(writes_lost()),

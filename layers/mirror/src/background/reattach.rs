@@ -38,6 +38,7 @@ impl<C: Clock> Mirror<C> {
         } else if let Some(why) = self.why_not_content(replica, &device).await {
             return Err(why);
         }
+        self.revoke();
         replica.stale.borrow_mut().withhold_again();
         self.write_intent.is_stale_check_due.set(true);
         replica.set_device(Some(device));

@@ -94,13 +94,16 @@ impl<C: Clock> Mirror<C> {
             }
         };
         if let Some(replica) = gone {
+            self.revoke();
             replica.state.set(ReplicaState::Removed);
             replica.set_device(None);
         }
+        self.recall().await;
         recorded.map_err(ReplicaError::WriteLabels)
     }
 
     fn set_replica(&self, index: usize, replica: Rc<Replica>) {
+        self.revoke();
         let mut replicas = self.replicas.borrow_mut();
         if index < replicas.len() { replicas[index] = replica } else { replicas.push(replica) }
     }
@@ -161,11 +164,13 @@ impl<C: Clock> Mirror<C> {
             // It stays, and lacks what was changed meanwhile.
             self.set_lacking_everything(&replica);
         }
+        self.recall().await;
         recorded.map_err(ReplicaError::WriteLabels)
     }
 
     /// Makes the record of a replica that of a removed one.
     fn set_removed(&self, replica: &Replica) {
+        self.revoke();
         replica.state.set(ReplicaState::Removed);
         replica.is_listed_in_sync.set(false);
         *replica.out_of_sync.borrow_mut() = Regions::none(self.map.count());
@@ -174,6 +179,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     fn set_lacking_everything(&self, replica: &Replica) {
+        self.revoke();
         replica.state.set(ReplicaState::OutOfSync);
         *replica.out_of_sync.borrow_mut() = Regions::all(self.map.count());
     }

@@ -16,9 +16,16 @@ use crate::mirror::write_intent::WriteIntent;
 use crate::mirror::{Mirror, Mutation, Replicas};
 
 /// Marks an extent nosync when dropped, if a change ended half-way: it failed, or its caller dropped it.
-struct NosyncOnDrop<'a, C: Clock> {
+pub(crate) struct NosyncOnDrop<'a, C: Clock> {
     mirror: &'a Mirror<C>,
-    extent: Option<Extent>,
+    /// `None` once replicas cannot differ there.
+    pub extent: Option<Extent>,
+}
+
+impl<'a, C: Clock> NosyncOnDrop<'a, C> {
+    pub fn new(mirror: &'a Mirror<C>, extent: Extent) -> NosyncOnDrop<'a, C> {
+        NosyncOnDrop { mirror, extent: Some(extent) }
+    }
 }
 
 impl<C: Clock> Drop for NosyncOnDrop<'_, C> {
@@ -31,11 +38,11 @@ impl<C: Clock> Drop for NosyncOnDrop<'_, C> {
 
 /// Result of a request on one replica.
 pub(crate) struct ReplicaResult {
-    replica: Rc<Replica>,
+    pub replica: Rc<Replica>,
     /// The replica's attach count at the start of the request.
-    attach_count: u64,
+    pub attach_count: u64,
     /// `None` until the replica has executed it.
-    outcome: Option<Result<(), Error>>,
+    pub outcome: Option<Result<(), Error>>,
 }
 
 /// Results of a request on several replicas.
@@ -82,7 +89,7 @@ impl<C: Clock> Mirror<C> {
         // Without the lock, two replicas could execute overlapping writes in different orders and differ for good.
         let _guard = match self.mutation.injected() {
             Mutation::Unordered => None,
-            _ => Some(self.range_lock.lock(extent.into()).await),
+            _ => Some(self.lock_blocks(extent).await),
         };
         let changed = self.change_locked(extent, request).await?;
         if self.has_rewritten_in(extent) {
@@ -93,11 +100,16 @@ impl<C: Clock> Mirror<C> {
         Ok(changed)
     }
 
+    /// Has the labels mark the blocks of a change, which the caller has locked, before a replica executes it.
+    pub(crate) async fn prepare_change(&self, extent: Extent) -> Result<(), Error> {
+        self.make_room(extent).await;
+        self.mark_dirty(extent).await
+    }
+
     /// Executes a change whose blocks the caller has locked.
     pub(crate) async fn change_locked(&self, extent: Extent, request: Request) -> Outcome {
-        self.make_room(extent).await;
-        self.mark_dirty(extent).await?;
-        let mut unfinished = NosyncOnDrop { mirror: self, extent: Some(extent) };
+        self.prepare_change(extent).await?;
+        let mut unfinished = NosyncOnDrop::new(self, extent);
         let asked = execute_on(self.write_targets(), &request).await;
         self.complete_write(asked, Some(&mut unfinished.extent)).await?;
         unfinished.extent = None;

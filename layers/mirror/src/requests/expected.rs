@@ -18,12 +18,13 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use sealblock_block::{
-    BadBlock, BadBlockCause, BadBlocks, Clock, Error, ErrorKind, Expectations, RangeGuard, Request, Tally, Unchecked,
+    BadBlock, BadBlockCause, BadBlocks, Clock, Error, ErrorKind, Expectations, Request, Tally, Unchecked,
     WhyUnchecked,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_units::{BlockCount, Extent, Lba};
 
+use crate::mirror::delegation::LockedBlocks;
 use crate::mirror::replica::{Replica, runs_between};
 use crate::mirror::{Mirror, Replicas};
 
@@ -157,10 +158,10 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Locks blocks in which in-sync replicas have the same, if none of them has lost a write.
-    async fn lock_reconciled(&self, extent: Extent) -> Result<RangeGuard<'_>, Error> {
+    async fn lock_reconciled(&self, extent: Extent) -> Result<LockedBlocks<'_>, Error> {
         loop {
             self.reconcile_for_read(extent).await?;
-            let guard = self.range_lock.lock(extent.into()).await;
+            let guard = self.lock_blocks(extent).await;
             if self.is_read_only || !self.is_nosync(extent) {
                 return Ok(guard);
             }
@@ -404,7 +405,7 @@ impl<C: Clock> Mirror<C> {
         expected: &Expectations,
     ) -> Result<Vec<(usize, BadBlock)>, Error> {
         let one = Extent::one(lba);
-        let _guard = self.range_lock.lock(one.into()).await;
+        let _guard = self.lock_blocks(one).await;
         let strictly = Expectations::new(Checks { checks_escapes: true, ..*expected.checks() });
         let (mut strays, mut first, mut has_expected) = (Vec::new(), None, false);
         for (at, replica) in asked.iter().enumerate().filter(|(_, replica)| replica.is_readable()) {

@@ -151,7 +151,7 @@ impl<C: Clock> Mirror<C> {
     /// Rewrites a bad block from another replica; true if it is good now.
     pub(crate) async fn repair_block(&self, replica: &Replica, bad: &BadBlock) -> bool {
         let one = Extent::one(bad.lba);
-        let _guard = self.range_lock.lock(one.into()).await;
+        let _guard = self.lock_blocks(one).await;
         let attach_count = replica.attach_count();
         // Not a read: a replica that is itself a mirror reads from any of its copies, and one of them may be bad.
         if replica.execute(Request::verify(one, Expectations::NONE)).await.is_ok() {

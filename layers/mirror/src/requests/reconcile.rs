@@ -105,7 +105,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     async fn reconcile_piece(&self, piece: Extent) -> Result<(), Error> {
-        let _guard = self.range_lock.lock(piece.into()).await;
+        let _guard = self.lock_blocks(piece).await;
         self.reconcile(piece).await?;
         let copied = self.write_intent.reconciled_count.get();
         if self.write_intent.reconciled_durable.get() < copied {

@@ -76,6 +76,7 @@ impl<C: Clock> Mirror<C> {
             return Ok(LastCopy::Kept);
         }
         // Also if it is unreadable: it may become readable later, and is just as old then.
+        self.revoke();
         replica.stale.borrow_mut().withhold(lba);
         if is_good {
             tracing::warn!(replica = %replica.name(), block = %lba, "block lost on all in-sync replicas; keeping a stale copy");
@@ -206,7 +207,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     async fn accept_one(&self, replica: &Rc<Replica>, one: Extent) -> Result<bool, Error> {
-        let _guard = self.range_lock.lock(one.into()).await;
+        let _guard = self.lock_blocks(one).await;
         if replica.stale.borrow().within(one).is_empty() {
             return Ok(false);
         }

@@ -271,7 +271,7 @@ impl<C: Clock> Mirror<C> {
                 }
                 return Ok(());
             }
-            let _guard = self.range_lock.lock(run.into()).await;
+            let _guard = self.lock_blocks(run).await;
             // After a crash replicas may differ in changes that were in flight. These are reconciled, not reported.
             if !self.is_nosync(run) && self.differ(replicas, run, bad_blocks).await {
                 let bad = BadBlock::new(run.start(), BadBlockCause::Conflict, None, None);
@@ -300,7 +300,7 @@ impl<C: Clock> Mirror<C> {
     async fn refuse_disputed(&self, asked: &Replicas, disputed: &[Lba]) {
         for lba in disputed {
             let one = Extent::one(*lba);
-            let _guard = self.range_lock.lock(one.into()).await;
+            let _guard = self.lock_blocks(one).await;
             if !self.is_nosync(one) && self.differ(asked, one, &mut Vec::new()).await {
                 self.add_conflict(*lba);
             }
@@ -308,6 +308,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     fn add_conflict(&self, lba: Lba) {
+        self.revoke();
         let mut conflicts = self.conflicts.borrow_mut();
         if conflicts.len() < MAX_CONFLICTS {
             conflicts.insert(lba);

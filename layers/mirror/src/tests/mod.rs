@@ -4,6 +4,7 @@ mod assemble;
 mod coverage;
 mod create;
 mod damage;
+mod delegated;
 mod expected;
 mod flushes;
 mod hot;
