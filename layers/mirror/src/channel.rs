@@ -9,8 +9,8 @@ use futures_channel::{mpsc, oneshot};
 use futures_util::future::{Either, select};
 use futures_util::stream::StreamExt;
 use sealblock_block::{
-    Abilities, Clock, Condition, Device, DeviceSource, DynDevice, Error, ErrorKind, Geometry, Operation, Outcome, Request,
-    Response,
+    Abilities, Clock, Condition, Device, DeviceSource, DynDevice, Error, ErrorKind, Geometry, Operation, Outcome,
+    Request, Response,
 };
 use sealblock_units::Extent;
 use smallvec::SmallVec;
@@ -205,6 +205,12 @@ impl Drop for ReplicasInUse<'_> {
         if in_use.len() < before {
             self.channel.unused.notify();
         }
+    }
+}
+
+impl Drop for MirrorChannel {
+    fn drop(&mut self) {
+        self.parts.delegation.channel_gone();
     }
 }
 

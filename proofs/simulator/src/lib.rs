@@ -9,7 +9,7 @@
 
 pub mod checker;
 pub mod client;
-pub mod cores;
+
 pub mod damage;
 pub mod disk;
 pub mod executor;

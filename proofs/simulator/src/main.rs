@@ -33,7 +33,8 @@ struct Arguments {
     /// The mutation to inject; for an unknown name, the error lists those of volumes or of mirrors. Mirrors and walks:
     /// none, skip-mark, complete-early, read-resyncing, clear-unflushed, evict-unflushed, unordered, poison-last-copy,
     /// forget-stale, forget-flushing, forget-out-of-sync, skip-lineage, skip-own-label, skip-removed-label,
-    /// forget-sessions, trust-order, reattach-diverged, late-label, count-on, trust-pages.
+    /// forget-sessions, trust-order, reattach-diverged, late-label, count-on, trust-pages,
+    /// keep-delegating.
     #[arg(long, default_value = "none")]
     mutation: String,
     /// Stop the machine that is first under load at its n-th start or end of an I/O.

@@ -58,7 +58,7 @@ const OF_VOLUMES: [(&str, VolumeMutation); 35] = [
     ("forget-lost", VolumeMutation::ForgetLost),
 ];
 
-const OF_MIRRORS: [(&str, MirrorMutation); 21] = [
+const OF_MIRRORS: [(&str, MirrorMutation); 22] = [
     ("none", MirrorMutation::None),
     ("skip-mark", MirrorMutation::SkipMark),
     ("complete-early", MirrorMutation::CompleteEarly),
@@ -80,6 +80,7 @@ const OF_MIRRORS: [(&str, MirrorMutation); 21] = [
     ("late-label", MirrorMutation::LateLabel),
     ("count-on", MirrorMutation::CountOn),
     ("trust-pages", MirrorMutation::TrustPages),
+    ("keep-delegating", MirrorMutation::KeepDelegating),
 ];
 
 fn find<T: Copy>(known: &[(&str, T)], name: &str) -> Result<T, String> {

@@ -8,7 +8,9 @@ use futures_util::future::join_all;
 use sealblock_block::{Device, DynDevice, ErrorKind, WhyOlder};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::label::name::MirrorName;
-use sealblock_layers_mirror::{Answered, CreateOptions, MirrorInfo, OpenOptions, ReplicaSource, open_beside_lost};
+use sealblock_layers_mirror::{
+    Answered, CreateOptions, Mirror, MirrorInfo, OpenOptions, ReplicaSource, open_beside_lost,
+};
 
 use super::mirror_errors::{mirror_error, replica_error};
 use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener};
@@ -221,7 +223,21 @@ fn held(
     let open = Rc::new(OpenMirror::new(target, opened.mirror.clone(), replicas.to_vec(), by(opener)));
     let damage = open.damage();
     let info = TargetInfo { mirror: Some(open.clone()), damage, ..TargetInfo::over("mirror", info) };
-    OpenTarget::new(target, opened.mirror, info, vec![CloseHandle::Members(open)])
+    OpenTarget::of(target, on_cores(target.to_string(), opened.mirror), info, vec![CloseHandle::Members(open)])
+}
+
+/// The mirror behind its gate, on every core if it can be.
+fn on_cores(name: String, mirror: Rc<Mirror<ReactorClock>>) -> DynDevice {
+    let elsewhere = mirror.elsewhere();
+    let device = DynDevice::new(&*name, mirror);
+    match elsewhere {
+        None => device,
+        Some(elsewhere) => device.on_every_core(move || {
+            let (channel, recalls) = elsewhere.open();
+            drop(sealblock_runtime_reactor::spawn(recalls));
+            Ok(DynDevice::new(&*name, channel))
+        }),
+    }
 }
 
 /// Reports offline replicas: once for each mirror of this process, however many cores open it.

@@ -14,7 +14,7 @@
 //! - Blocks that are locked at home count in their zones until they are unlocked. So while a change is on some replicas
 //!   only, a read that begins waits for it at home.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_channel::{mpsc, oneshot};
@@ -36,6 +36,8 @@ pub(crate) enum Call {
     Execute { request: Request, answer: oneshot::Sender<Outcome> },
     /// For a permit to change these blocks, on the replicas of this generation.
     Change { extent: Extent, generation: u64, answer: oneshot::Sender<Permit> },
+    /// A channel is gone.
+    Gone,
 }
 
 /// Permits a core to execute one change on all replicas. Dropping it leaves the blocks nosync.
@@ -69,6 +71,8 @@ pub(crate) struct Delegation {
     terms: Mutex<Option<Arc<Terms>>>,
     calls: mpsc::UnboundedSender<Call>,
     channels: Mutex<Vec<mpsc::UnboundedSender<Recall>>>,
+    /// How many channels there are.
+    open_channels: AtomicUsize,
 }
 
 impl Delegation {
@@ -82,6 +86,7 @@ impl Delegation {
             terms: Mutex::default(),
             calls,
             channels: Mutex::default(),
+            open_channels: AtomicUsize::default(),
         };
         (Arc::new(delegation), received)
     }
@@ -155,8 +160,20 @@ impl Delegation {
     /// A channel for another core; what it gets has it close its replicas.
     pub fn add_channel(&self) -> mpsc::UnboundedReceiver<Recall> {
         let (recalls, received) = mpsc::unbounded();
+        self.open_channels.fetch_add(1, Ordering::SeqCst);
         lock(&self.channels).push(recalls);
         received
+    }
+
+    /// The counterpart of [`Delegation::add_channel`].
+    pub fn channel_gone(&self) {
+        self.open_channels.fetch_sub(1, Ordering::SeqCst);
+        self.call(Call::Gone);
+    }
+
+    /// True if another core may still call.
+    pub fn has_channels(&self) -> bool {
+        self.open_channels.load(Ordering::SeqCst) > 0
     }
 
     /// Has all other cores close their replicas; returns their answers to come. A core that has ended owes none.

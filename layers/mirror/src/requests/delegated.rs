@@ -113,16 +113,19 @@ impl<C: Clock> Mirror<C> {
                 let _ = answer.send(outcome);
             }
             Call::Change { extent, generation, answer } => self.change_elsewhere(extent, generation, answer).await,
+            Call::Gone => {}
         }
     }
 }
 
-/// Answers the calls of other cores until the mirror is closed and all are answered.
+/// Answers the calls of other cores until the mirror is closed and no other core uses it. Until then they find it as the
+/// home core does.
 pub(crate) async fn answer_calls<C: Clock>(mirror: &Mirror<C>, mut calls: UnboundedReceiver<Call>) {
     let mut running: FuturesUnordered<LocalBoxFuture<'_, ()>> = FuturesUnordered::new();
+    let has_ended = || mirror.is_closing.get() && !mirror.delegation.has_channels();
     loop {
         let next = {
-            let closed = mirror.work.wait_until(|| mirror.is_closing.get());
+            let closed = mirror.work.wait_until(has_ended);
             let ended = async {
                 match running.is_empty() {
                     true => closed.await,
@@ -136,10 +139,15 @@ pub(crate) async fn answer_calls<C: Clock>(mirror: &Mirror<C>, mut calls: Unboun
         };
         let next = match next {
             Some(call) => call,
-            None if mirror.is_closing.get() && running.is_empty() => return,
+            None if has_ended() && running.is_empty() => return,
             None => continue,
         };
         let Some(call) = next else { return };
+        if let Call::Gone = call {
+            // Whoever waits for the end looks again.
+            mirror.work.notify();
+            continue;
+        }
         mirror.delegate_if_possible();
         running.push(Box::pin(mirror.answer(call)));
     }

@@ -18,8 +18,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use sealblock_block::{
-    BadBlock, BadBlockCause, BadBlocks, Clock, Error, ErrorKind, Expectations, Request, Tally, Unchecked,
-    WhyUnchecked,
+    BadBlock, BadBlockCause, BadBlocks, Clock, Error, ErrorKind, Expectations, Request, Tally, Unchecked, WhyUnchecked,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_units::{BlockCount, Extent, Lba};

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use sealblock_block::{Abilities, Clock, Device, Error, ErrorKind, Geometry, Outcome, Request, RequestKind};
 use sealblock_layers_mirror::label::ReplicaState;
-use sealblock_layers_mirror::{Mirror, MirrorInfo, ReplicaInfo};
+use sealblock_layers_mirror::{Mirror, MirrorChannel, MirrorInfo, ReplicaInfo};
 use sealblock_units::Extent;
 
 use super::replica_env::{ReplicaEnv, ReplicaLink};
 use crate::client::RunContext;
 use crate::executor::Executor;
-use crate::random::Trace;
+use crate::random::{Random, Trace};
 
 /// A clock that shortens every pause by a factor, so that the mirror's pauses of seconds overlap with requests of
 /// microseconds.
@@ -217,6 +217,10 @@ impl Harness {
 pub(super) struct WatchedMirror {
     pub harness: Rc<Harness>,
     pub mirror: MirrorHandle,
+    /// The mirror on other cores than its home core.
+    pub channels: Vec<Rc<MirrorChannel>>,
+    /// Which core each request comes from.
+    pub random: Random,
 }
 
 impl Device for WatchedMirror {
@@ -248,7 +252,10 @@ impl Device for WatchedMirror {
 impl WatchedMirror {
     /// Executes a request, and checks whether it may fail in the way that it does.
     async fn execute_watched(&self, request: Request, kind: RequestKind, before: &[(usize, u64)]) -> Outcome {
-        let outcome = self.mirror.execute(request).await;
+        let outcome = match self.channels.get(self.random.below(self.channels.len() as u64 + 1) as usize) {
+            Some(channel) => channel.execute(request).await,
+            None => self.mirror.execute(request).await,
+        };
         if let Err(error) = &outcome {
             self.harness.check_failure(kind, error, before, self.harness.losses.get());
         }

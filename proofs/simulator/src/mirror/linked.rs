@@ -1,10 +1,14 @@
 //! The link to a replica's volume, which can break: it opens the volume, and carries every request to it.
 
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::Rc;
 
 use futures_util::future::{Either, LocalBoxFuture, select};
-use sealblock_block::{Abilities, Ability, Device, DynDevice, ErrorKind, Geometry, Outcome, Request, RequestKind};
+use sealblock_block::{
+    Abilities, Ability, Device, DeviceSource, DynDevice, Error, ErrorKind, Geometry, Outcome, Request, RequestKind,
+};
 use sealblock_layers_mirror::{Reopen, ReplicaSource};
 use sealblock_units::Extent;
 
@@ -59,7 +63,7 @@ impl Harness {
                 env: env.clone(),
                 harness: harness.clone(),
             };
-            Ok(DynDevice::new("replica", plug))
+            Ok(DynDevice::new("replica", plug.clone()).on_every_core(LinkSource::of(plug)))
         })
     }
 
@@ -97,7 +101,41 @@ impl Drop for IsOpening {
     }
 }
 
+thread_local! {
+    /// The links that other cores can open, by number.
+    static LINKS: RefCell<BTreeMap<u64, LinkedDevice>> = const { RefCell::new(BTreeMap::new()) };
+    static NEXT_LINK: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Opens a link on the simulated cores, which are all on this thread.
+struct LinkSource(u64);
+
+impl LinkSource {
+    fn of(link: LinkedDevice) -> LinkSource {
+        let number = NEXT_LINK.replace(NEXT_LINK.get() + 1);
+        LINKS.with_borrow_mut(|links| links.insert(number, link));
+        LinkSource(number)
+    }
+}
+
+impl DeviceSource for LinkSource {
+    fn open_here(&self) -> Result<DynDevice, Error> {
+        let link = LINKS.with_borrow(|links| links.get(&self.0).cloned());
+        let gone = || Error::from(ErrorKind::Unreachable { reason: "another thread has the link".to_owned() });
+        link.map(|link| DynDevice::new("replica", link)).ok_or_else(gone)
+    }
+}
+
+impl Drop for LinkSource {
+    fn drop(&mut self) {
+        // Dropped outside: a link may hold the last handle of another one.
+        let link = LINKS.with_borrow_mut(|links| links.remove(&self.0));
+        drop(link);
+    }
+}
+
 /// The link to a replica's volume, for one open.
+#[derive(Clone)]
 struct LinkedDevice {
     geometry: Geometry,
     inner: DynDevice,

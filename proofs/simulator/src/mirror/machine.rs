@@ -156,7 +156,16 @@ impl MachineSetup {
         let MachineSetup { harness, executor, random, open_config } = self;
         *harness.mirror.borrow_mut() = Some(opened.mirror.clone());
         drop(executor.spawn("mirror's worker", opened.worker.run()));
-        let watch = WatchedMirror { harness: harness.clone(), mirror: opened.mirror };
+        // A separate generator, so that the rest of a seed does not depend on cores.
+        let cores = Random::new(harness.trace.hash() ^ (1 << 42));
+        let others = opened.mirror.elsewhere().map_or(0, |_| cores.below(4));
+        let channels = opened.mirror.elsewhere().into_iter().cycle().take(others as usize).map(|elsewhere| {
+            let (channel, recalls) = elsewhere.open();
+            drop(executor.spawn("another core", recalls));
+            channel
+        });
+        let channels = channels.collect();
+        let watch = WatchedMirror { harness: harness.clone(), mirror: opened.mirror, channels, random: cores };
         let client = Client::new(DynDevice::new("mirror", watch), harness.context.clone());
         RunningMirror { harness, client, executor, random: Rc::new(random), factor: open_config.factor }
     }

@@ -82,6 +82,14 @@ fn a_mirror_that_identifies_replicas_by_the_order_of_names_is_caught() {
 }
 
 #[test]
+fn a_mirror_whose_other_cores_go_on_when_a_replica_fails_is_caught() {
+    assert_caught(Mutation::KeepDelegating, Workload::Mixed, 20);
+}
+
+// That other cores read what is locked, or trust what a failed replica said, are tests of the mirror: hosts here do not
+// compare what two of them see at once.
+
+#[test]
 fn a_seed_is_a_run() {
     let one = run(Mutation::None, config(11, Workload::Hot));
     assert_eq!(one, run(Mutation::None, config(11, Workload::Hot)));

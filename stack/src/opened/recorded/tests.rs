@@ -164,9 +164,8 @@ fn what_a_name_opens_executes_in_place_and_on_every_core_if_its_device_does() {
         let devices = [
             ("null:1MiB", true),
             ("mem:1MiB", true),
-            ("mirror:mem:1MiB,mem:1MiB", false),
             ("stripe-nolabel:mem:1MiB,null:1MiB", true),
-            ("stripe-nolabel:mem:1MiB,[mirror:mem:1MiB,mem:1MiB]", false),
+            ("stripe-nolabel:mem:1MiB,[fault:[delay=1ms],mem:1MiB]", false),
         ];
         for (name, is_everywhere) in devices {
             let opened = crate::open::open(&name.parse().unwrap(), crate::Access::Read).await.unwrap();
@@ -184,10 +183,16 @@ fn what_a_name_opens_executes_in_place_and_on_every_core_if_its_device_does() {
 }
 
 #[test]
-fn a_stripe_on_another_core_has_the_same_blocks() {
+fn a_group_on_another_core_has_the_same_blocks() {
+    const GROUPS: [&str; 2] = ["stripe-4KiB-nolabel:mem:1MiB,mem:1MiB,mem:1MiB", "mirror:mem:1MiB,mem:1MiB"];
+    for group in GROUPS {
+        a_group_has_the_same_blocks_elsewhere(group);
+    }
+}
+
+fn a_group_has_the_same_blocks_elsewhere(group: &str) {
     on_reactor(async |_| {
-        let name = "stripe-4KiB-nolabel:mem:1MiB,mem:1MiB,mem:1MiB".parse().unwrap();
-        let opened = crate::open::open(&name, crate::Access::Write).await.unwrap();
+        let opened = crate::open::open(&group.parse().unwrap(), crate::Access::Write).await.unwrap();
         let elsewhere = opened.device.source().unwrap().open_here().unwrap();
         let (size, extent) = (opened.device.geometry().block_size, Extent::from_raw(3, 100).unwrap());
         let bytes: Vec<u8> = (0..extent.bytes(size)).map(|at| (at / 512) as u8 ^ (at as u8)).collect();
@@ -203,6 +208,12 @@ fn a_stripe_on_another_core_has_the_same_blocks() {
             .unwrap();
         let read = elsewhere.execute(Request::read(extent, Expectations::NONE)).await.unwrap();
         assert_eq!(&crate::opened::data_of(read)[..], bytes);
+        elsewhere.execute(Request::write_zeroes(extent, false, Durability::Volatile)).await.unwrap();
+        elsewhere.execute(Request::flush()).await.unwrap();
+        let read = opened.read(extent).await.unwrap();
+        assert!(crate::opened::data_of(read).iter().all(|byte| *byte == 0));
+        drop(elsewhere);
+        opened.close(Ok(())).await.unwrap();
     });
 }
 
