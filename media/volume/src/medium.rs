@@ -119,6 +119,10 @@ impl<M: Medium> Medium for SerializedSync<M> {
     fn set_len(&self, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
         self.medium.set_len(length_bytes)
     }
+
+    fn give_up(&self, why: &str) {
+        self.medium.give_up(why);
+    }
 }
 
 /// A buffer of the medium with these bytes, padded with zeroes up to `len_bytes`.

@@ -14,6 +14,7 @@ use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
 use sealblock_media_volume::{
     Mutation, OpenOptions, Recognised, ResizeOptions, Resized, Standing, VolumeInfo, recognise, resize,
 };
+use sealblock_media_volume::shards::probe_shards;
 use sealblock_runtime_ioctl::range_lock::Use;
 use sealblock_units::BlockSize;
 
@@ -26,6 +27,7 @@ use crate::kernel::holder::held_by_live_process;
 use crate::opened::OpenTarget;
 use crate::opened::held::{Access, FileVolume};
 use crate::opened::info::TargetInfo;
+use crate::path::shards::open_shards;
 use crate::program::ReactorClock;
 use crate::quantity::count;
 use crate::target::TargetName;
@@ -138,7 +140,20 @@ pub(crate) async fn volume_as(
     access: Access,
 ) -> Result<OpenTarget, StackError> {
     let options = options(&medium, access);
-    Ok(whole(target, volume_on(medium, path, &options).await?).await)
+    open_on(target, medium, path, &options).await
+}
+
+/// Opens the volume on a medium, whether or not it is in shards.
+pub(crate) async fn open_on(
+    target: &TargetName,
+    medium: Rc<FileMedium>,
+    path: &Path,
+    options: &OpenOptions,
+) -> Result<OpenTarget, StackError> {
+    match open_shards(target, &medium, path, options).await? {
+        Some(opened) => Ok(opened),
+        None => Ok(whole(target, volume_on(medium, path, options).await?).await),
+    }
 }
 
 /// Reopens a closed volume on its medium, which stayed open. The first open has checked its use.
@@ -246,32 +261,35 @@ pub(crate) async fn volume_on(
     let opened = sealblock_media_volume::open(medium, ReactorClock, options)
         .await
         .map_err(|error| volume_error("open", &error).on(path.display()))?;
-    if opened.description.log_lost > 0 {
-        let (path, sectors) = (path.display(), opened.description.log_lost);
-        tracing::warn!(
-            "{path}: {} of the log lost; blocks written last may be older than what was written",
-            count(sectors, "sector")
-        );
+    warn_of_losses(path, &opened.description, options.read_only);
+    drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
+    Ok(OpenVolume { volume: opened.volume, description: opened.description, file })
+}
+
+/// Logs what an open has found lost.
+pub(crate) fn warn_of_losses(path: &Path, found: &VolumeInfo, read_only: bool) {
+    let path = path.display();
+    if found.log_lost > 0 {
+        let sectors = count(found.log_lost, "sector");
+        tracing::warn!("{path}: {sectors} of the log lost; blocks written last may be older than what was written");
     }
-    for (place, records) in opened.description.lost_copies.foreign() {
-        tracing::warn!("{}: {} of another volume in {place}", path.display(), count(records, "record"));
+    for (place, records) in found.lost_copies.foreign() {
+        tracing::warn!("{path}: {} of another volume in {place}", count(records, "record"));
     }
-    if opened.description.standing != Standing::Certain {
-        let (path, uuid) = (path.display(), uuid_text(&opened.description.uuid));
+    if found.standing != Standing::Certain {
+        let uuid = uuid_text(&found.uuid);
         tracing::warn!("{path}: not proven to be volume {uuid}; unproven blocks read as damaged");
     }
-    for lba in &opened.description.unreadable {
-        tracing::warn!("{}: block {lba} was written before a crash and is unreadable", path.display());
+    for lba in &found.unreadable {
+        tracing::warn!("{path}: block {lba} was written before a crash and is unreadable");
     }
-    for copy in &opened.description.superblocks {
+    for copy in &found.superblocks {
         if let Some(why) = &copy.lost {
-            let (path, at) = (path.display(), copy.offset_bytes);
-            let then = if options.read_only { "the next open for writing rewrites it" } else { "it was rewritten" };
+            let at = copy.offset_bytes;
+            let then = if read_only { "the next open for writing rewrites it" } else { "it was rewritten" };
             tracing::warn!("{path}: the superblock at byte {at} was lost ({why}); {then}");
         }
     }
-    drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
-    Ok(OpenVolume { volume: opened.volume, description: opened.description, file })
 }
 
 /// Gives the volume on a medium that no volume is open on another capacity.
@@ -284,9 +302,18 @@ pub fn resize_volume<'a>(
     capacity_blocks: u64,
 ) -> LocalBoxFuture<'a, Result<Resized, StackError>> {
     Box::pin(async move {
+        if !matches!(probe_shards(medium).await, Ok(None)) {
+            return Err(shards_keep_their_size(doing));
+        }
         let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
         resize(medium, ReactorClock, &options).await.map_err(|error| resize_error(doing, &error))
     })
+}
+
+/// Why a volume in shards is not resized, and what to do instead.
+pub fn shards_keep_their_size(doing: &str) -> StackError {
+    StackError::new(Cause::Unsuitable, doing, "a volume in shards cannot be resized")
+        .advise("create a new one of that size, and use `sealblock copy`")
 }
 
 /// The size of the blocks that a medium without seals is parted into.

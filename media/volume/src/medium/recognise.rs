@@ -21,6 +21,7 @@ use crate::medium::identity::IdentityError;
 use crate::medium::superblocks;
 use crate::medium::{PROBE_BYTES, read_probe};
 use crate::options::VolumeError;
+use crate::shards::probe::{probe_shards, trace};
 
 /// The offset of every log.
 const LOG_OFFSET: u64 = 64 << 10;
@@ -61,6 +62,8 @@ pub enum Trace {
     GroupMap(u64),
     /// Map entries of blocks, or their generations.
     MapEntries(u64),
+    /// A superblock of the first shard of a volume in shards.
+    Shard(u64),
 }
 
 impl fmt::Display for Trace {
@@ -73,6 +76,7 @@ impl fmt::Display for Trace {
             Trace::Log(at) => write!(f, "a sector of the log at byte {at}"),
             Trace::GroupMap(at) => write!(f, "a group map at byte {at}"),
             Trace::MapEntries(at) => write!(f, "map entries of blocks at byte {at}"),
+            Trace::Shard(at) => write!(f, "the first shard of a volume in shards at byte {at}"),
         }
     }
 }
@@ -82,6 +86,9 @@ impl fmt::Display for Trace {
 /// # Errors
 /// When the medium fails at the position of a superblock, and nothing else is found: then it is unknown.
 pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError> {
+    if !matches!(probe_shards(medium).await, Ok(None)) {
+        return Ok(Recognised::Volume);
+    }
     let (foreign, unreadable) = match superblocks::read(medium).await {
         Ok(_) => return Ok(Recognised::Volume),
         Err(VolumeError::Superblock(
@@ -93,6 +100,7 @@ pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError>
     };
     let mut traces: Vec<Trace> = foreign.into_iter().map(Trace::ForeignSuperblock).collect();
     traces.extend(at_start(&read_probe(medium, 0).await));
+    traces.extend(trace(medium).await.map(Trace::Shard));
     traces.extend(in_log(&read_probe(medium, LOG_OFFSET).await));
     for offset in group_maps(medium.len_bytes()) {
         traces.extend(in_group_map(offset, &read_probe(medium, offset).await));

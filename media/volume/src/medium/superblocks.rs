@@ -11,6 +11,7 @@ use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THI
 use crate::medium::identity::{self, Claim, Standing};
 use crate::medium::padded;
 use crate::options::VolumeError;
+use crate::shards::probe::third_offsets;
 
 /// The number of copies of a superblock.
 pub(crate) const COPIES: usize = 3;
@@ -26,6 +27,11 @@ pub struct SuperblockCopy {
     pub write_seq: Option<u64>,
     /// The superblock of another volume is there.
     pub is_foreign: bool,
+}
+
+/// The identity in each valid copy on a medium, of whichever volumes.
+pub(crate) async fn claimants<M: Medium>(medium: &M) -> Vec<[u8; 16]> {
+    AllCopies::read(medium).await.claims().iter().map(|claim| claim.superblock.uuid).collect()
 }
 
 /// The copies of a volume of which no copy can be used.
@@ -312,15 +318,15 @@ pub(crate) async fn wipe_third<M: Medium>(medium: &M, layout: &Layout) -> Result
     medium.write(layout.third_offset(), padded(medium, &[], copy_bytes(medium, layout))).await
 }
 
-/// Wipes every copy that an earlier volume may have left on the medium, before a new volume is created with this
-/// layout.
+/// Wipes every copy that an earlier volume, of any version, may have left on the medium, before a new volume is created
+/// with this layout and the third copy at `third_offset`.
 ///
 /// # Errors
 /// When the medium fails.
-pub(crate) async fn wipe<M: Medium>(medium: &M, layout: &Layout) -> Result<(), MediumError> {
+pub(crate) async fn wipe<M: Medium>(medium: &M, layout: &Layout, third_offset: u64) -> Result<(), MediumError> {
     // Copies of any volume: it no longer matters which of them owned the medium.
-    let old = AllCopies::read(medium).await.thirds;
-    let thirds = old.into_iter().map(|(offset, _)| offset).chain([layout.third_offset()]);
+    let old = AllCopies::read(medium).await.thirds.into_iter().map(|(offset, _)| offset);
+    let thirds = old.chain(third_offsets(medium).await).chain([third_offset]);
     let sector = copy_bytes(medium, layout);
     for offset in SUPERBLOCK_OFFSETS.into_iter().chain(thirds) {
         if offset + sector as u64 <= medium.len_bytes() {
