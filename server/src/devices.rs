@@ -20,12 +20,13 @@ use futures_util::future::{Either, join_all, select};
 use sealblock_block::ErrorKind;
 use sealblock_exports_nvme_tcp::{DeviceIdentities, NamespaceState};
 use sealblock_layers_cross_core::{EarlierClients, SharedDevice};
-use sealblock_runtime_reactor::{CoreAddress, CoreGone, CoreHandle, CoreLocal, now, shutdown_requested, sleep, spawn, timeout};
+use sealblock_runtime_reactor::{
+    CoreAddress, CoreGone, CoreHandle, CoreLocal, now, shutdown_requested, sleep, spawn, timeout,
+};
 use sealblock_scrub::Settings;
 use sealblock_stack::identity::new_uuid;
 use sealblock_stack::{
-    Access, Cause, CloseLimit, OpenTarget, ReadOnly, RemoteDevices, StackError, TargetLabel, Usage, open_for,
-    set_cores,
+    Access, Cause, CloseLimit, OpenTarget, ReadOnly, RemoteDevices, StackError, TargetLabel, Usage, open_for, set_cores,
 };
 use sealblock_units::ByteCount;
 

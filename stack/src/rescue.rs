@@ -9,7 +9,7 @@ use futures_util::future::LocalBoxFuture;
 use sealblock_media_volume::OpenOptions;
 use sealblock_media_volume::rescue::profile::Hints;
 use sealblock_media_volume::rescue::{Remains, RemainsError, open_remains};
-use sealblock_media_volume::shards::find_first_shard;
+use sealblock_media_volume::shards::{find_first_shard, probe_shards};
 
 use crate::error::{Cause, StackError};
 use crate::failures::volume_error;
@@ -33,6 +33,10 @@ pub fn open_truncated<'a>(
 ) -> LocalBoxFuture<'a, Result<OpenTarget, StackError>> {
     Box::pin(async move {
         let medium = medium_of(path, Access::ReadOlder).await?;
+        if identity.is_some() && matches!(probe_shards(&medium).await, Ok(Some(_))) {
+            let why = "the identities of its shards follow from that of the volume";
+            return Err(StackError::new(Cause::Usage, "open", why).on(path.display()).advise("omit --identity"));
+        }
         let options = OpenOptions { truncated: true, identity, ..options(&medium, Access::ReadOlder) };
         Ok(mark(open_on(target, Rc::new(medium), path, &options).await?).await)
     })

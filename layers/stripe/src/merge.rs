@@ -4,8 +4,8 @@
 //! addresses, by a different amount in each run.
 
 use sealblock_block::{
-    BadBlock, BadBlockCause, BadBlocks, BlockState, Checksum, Coverage, Error, ErrorKind, MemberPath, Outcome, Response, StatusRun,
-    Unchecked, VerifyStats, WriteData,
+    BadBlock, BadBlockCause, BadBlocks, BlockState, Checksum, Coverage, Error, ErrorKind, MemberPath, Outcome,
+    Response, StatusRun, Unchecked, VerifyStats, WriteData,
 };
 use sealblock_integrity::{ChecksumKind, Field, PiFormat, Sealed};
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};

@@ -17,4 +17,3 @@ pub use life::{OpenShards, Shards, create_shards, open_shards};
 pub use medium::ShardMedium;
 pub use probe::{ContainerProbe, find_first_shard, probe_shards};
 pub use summary::summarise;
-

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{Error, ErrorKind, Medium};
 use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
+use sealblock_media_volume::shards::probe_shards;
 use sealblock_media_volume::{
     Mutation, OpenOptions, Recognised, ResizeOptions, Resized, Standing, VolumeInfo, recognise, resize,
 };
-use sealblock_media_volume::shards::probe_shards;
 use sealblock_runtime_ioctl::range_lock::Use;
 use sealblock_units::BlockSize;
 

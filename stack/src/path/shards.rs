@@ -4,8 +4,8 @@
 //! volume is open on every core: there it is made of attachments to the shards, so that a request crosses to the core
 //! of its blocks, or not at all. The core that opened the volume closes it, and keeps its list of bad blocks.
 
-use std::path::{Path, PathBuf};
 use std::cell::Cell;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 

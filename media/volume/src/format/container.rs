@@ -87,7 +87,8 @@ pub enum ContainerError {
     Layout(#[from] LayoutError),
     /// The volume is too small for so many shards.
     #[error(
-        "{bytes} bytes are too few for {shards} shards: each needs at least {MIN_SHARD_BYTES}, and above 512 MiB more than 512 MiB"
+        "a volume of {} MiB is too small for {shards} shards: each needs at least 64 MiB, and more than 512 MiB if the volume has more than 512 MiB",
+        bytes >> 20
     )]
     TooSmall {
         /// Bytes of the blocks of the volume.
@@ -130,8 +131,12 @@ impl Container {
         (shards, medium_bytes): (u32, u64),
     ) -> Result<Container, ContainerError> {
         let unit_blocks = SHARD_UNIT_BYTES >> block_size.shift();
-        let container =
-            Container::laid_out((uuid, protection), (block_size, sector_bytes), capacity_blocks, (shards, unit_blocks))?;
+        let container = Container::laid_out(
+            (uuid, protection),
+            (block_size, sector_bytes),
+            capacity_blocks,
+            (shards, unit_blocks),
+        )?;
         if container.is_too_small() {
             return Err(ContainerError::TooSmall { bytes: capacity_blocks << block_size.shift(), shards });
         }

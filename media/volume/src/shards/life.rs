@@ -7,8 +7,8 @@ use sealblock_block::{Clock, Medium, SyncGroup};
 
 use crate::format::{Container, TAIL_BYTES, uuid_text};
 use crate::life::{self, CreateOptions, OpenVolume, write_zeroes};
-use crate::medium::superblocks::{self, COPIES, SuperblockCopy};
 use crate::medium::padded;
+use crate::medium::superblocks::{self, COPIES, SuperblockCopy};
 use crate::options::{OpenOptions, VolumeError};
 use crate::shards::medium::ShardMedium;
 use crate::shards::probe::{ContainerProbe, probe_shards};
@@ -29,8 +29,7 @@ pub async fn create_shards<M: Medium>(
 ) -> Result<Container, VolumeError> {
     let profile = (options.block_size, medium.sector_bytes());
     let (capacity_blocks, protection) = (options.capacity_blocks, options.protection);
-    let container =
-        Container::new(options.uuid, profile, capacity_blocks, protection, (shards, medium.len_bytes()))?;
+    let container = Container::new(options.uuid, profile, capacity_blocks, protection, (shards, medium.len_bytes()))?;
     let (medium_bytes, needed_bytes) = (medium.len_bytes(), container.medium_bytes());
     if medium_bytes < needed_bytes {
         return Err(VolumeError::Truncated { medium_bytes, needed_bytes });

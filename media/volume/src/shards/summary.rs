@@ -19,9 +19,8 @@ pub fn summarise(container: &Container, copies: &[SuperblockCopy], shards: &[Vol
         let moved = |copy: &SuperblockCopy| SuperblockCopy { offset_bytes: start + copy.offset_bytes, ..copy.clone() };
         info.superblocks.iter().map(moved).collect()
     };
-    let unreadable = numbered().flat_map(|(shard, info)| {
-        info.unreadable.iter().map(move |place| container.block_at(shard, *place))
-    });
+    let unreadable =
+        numbered().flat_map(|(shard, info)| info.unreadable.iter().map(move |place| container.block_at(shard, *place)));
     let mut unreadable: Vec<_> = unreadable.collect();
     unreadable.sort_unstable();
     let of_shards = numbered().flat_map(|(shard, info)| offsets(shard, info));

@@ -104,7 +104,10 @@ fn after_a_shard_has_failed_no_shard_takes_changes_and_the_reason_is_told() {
     let reason = failed.unwrap_err().to_string();
     assert!(reason.contains("a bad place"), "{reason}");
     let reason = open.write(0, &pattern(3, 1)).unwrap_err().to_string();
-    assert!(reason.contains("shard 1 failed, writes of all shards are disabled") && reason.contains("a bad place"), "{reason}");
+    assert!(
+        reason.contains("shard 1 failed, writes of all shards are disabled") && reason.contains("a bad place"),
+        "{reason}"
+    );
     assert!(open.flush().is_err());
     assert_eq!(open.read(0, 1).unwrap(), pattern(1, 1), "reads go on");
     assert!(open.close().is_err());
@@ -157,7 +160,7 @@ fn a_medium_that_is_too_short_or_a_volume_too_small_is_refused() {
     let made = futures_executor::block_on(create_shards(&disk, &options(128 * MIB), 2));
     assert!(matches!(made, Err(VolumeError::Truncated { .. })), "{made:?}");
     let made = futures_executor::block_on(create_shards(&disk, &options(100 * MIB), 2));
-    assert!(made.unwrap_err().to_string().contains("too few for 2 shards"));
+    assert!(made.unwrap_err().to_string().contains("too small for 2 shards"));
     assert!(disk.bytes.borrow().iter().all(|byte| *byte == 0), "nothing was written");
     // A medium that was cut off.
     let disk = created(128 * MIB, 2);
@@ -189,7 +192,8 @@ fn a_crash_at_any_step_of_create_leaves_nothing_that_opens_or_all_of_it() {
             (Err(_), None) => {
                 let recognised = futures_executor::block_on(recognise(&disk)).unwrap();
                 assert!(!matches!(recognised, Recognised::Volume), "after {left} steps");
-                let opened = futures_executor::block_on(open_shards(disk.clone(), disk::NoClock, &OpenOptions::default()));
+                let opened =
+                    futures_executor::block_on(open_shards(disk.clone(), disk::NoClock, &OpenOptions::default()));
                 assert!(opened.unwrap().is_none());
             }
         }

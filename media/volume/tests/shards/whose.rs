@@ -67,7 +67,9 @@ fn a_damaged_superblock_alone_is_the_remains_of_a_volume() {
 #[test]
 fn another_version_or_feature_is_refused_by_name() {
     let disk = created(128 * MIB, 2);
-    for (at, value, text) in [(8, 4, "format version 4"), (12, 8, "features 0x8"), (59, 20, "number of shards in the superblock: 20")] {
+    for (at, value, text) in
+        [(8, 4, "format version 4"), (12, 8, "features 0x8"), (59, 20, "number of shards in the superblock: 20")]
+    {
         let changed = disk.copy();
         changed.fill(at, 1, value);
         let checksum = crc32c(&changed.bytes.borrow()[..508]);
@@ -90,7 +92,9 @@ fn a_window_with_another_shard_is_refused_by_its_number() {
     swapped.put_from(&disk, first.offset, first.length, second.offset);
     swapped.put_from(&disk, second.offset, second.length, first.offset);
     let refused = Harness::open(&swapped).err().unwrap();
-    assert!(matches!(&refused, VolumeError::Shard { shard: 0, error } if matches!(**error, VolumeError::ForeignShard { .. })));
+    assert!(
+        matches!(&refused, VolumeError::Shard { shard: 0, error } if matches!(**error, VolumeError::ForeignShard { .. }))
+    );
     assert!(refused.to_string().starts_with("shard 0: volume "), "{refused}");
 
     let other = Disk::new(disk.len_bytes());

@@ -168,5 +168,7 @@ fn a_program_for_version_2_takes_it_for_a_damaged_superblock() {
     let bytes = container(4 * GIB, 4).unwrap().encode();
     assert!(Superblock::decode(&bytes).is_err() && Superblock::is_trace(&bytes));
     assert!(Superblock::is_trace_at(&bytes, 12_345_344), "wherever it is");
-    assert!(!Container::recognise(&Superblock::new([1; 16], *container(4 * GIB, 4).unwrap().shard_layout(), None).encode()));
+    assert!(!Container::recognise(
+        &Superblock::new([1; 16], *container(4 * GIB, 4).unwrap().shard_layout(), None).encode()
+    ));
 }
