@@ -10,6 +10,7 @@ pub(crate) mod out_of_sync;
 pub(crate) mod own_label;
 pub(crate) mod recorded;
 pub(crate) mod same_remote;
+pub(crate) mod shards;
 pub(crate) mod target_identity;
 
 use std::rc::Rc;
@@ -28,7 +29,7 @@ use crate::opened::held::{
 };
 use crate::opened::info::{DriveInfo, TargetInfo};
 use crate::opened::recorded::Recorded;
-use crate::path::shards::ShardedVolume;
+use crate::opened::shards::ShardedVolume;
 use crate::range::{BlockRange, BlockSpan};
 use crate::target::TargetName;
 

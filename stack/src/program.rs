@@ -10,8 +10,9 @@ use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
+use futures_channel::oneshot;
 use sealblock_block::Clock;
-use sealblock_runtime_reactor::{Backend, Config, CoreAddress, Reactor, StartError, UringUnavailable};
+use sealblock_runtime_reactor::{Backend, Config, CoreAddress, Reactor, StartError, UringUnavailable, spawn};
 
 use crate::error::{Cause, MORE_DESCRIPTORS, StackError, out_of_descriptors};
 
@@ -68,6 +69,25 @@ pub fn set_cores(cores: Vec<CoreAddress>) {
 /// The cores over which devices may be spread; none, or the only one, where they stay.
 pub(crate) fn cores() -> Vec<CoreAddress> {
     CORES.with_borrow(Clone::clone)
+}
+
+/// Runs work on another core; `None` if that core stops before its end. It takes none of the core's permits for calls:
+/// callers inside of such calls could wait for each other.
+pub(crate) async fn on_core<W, F, T>(core: &CoreAddress, work: W) -> Option<T>
+where
+    W: FnOnce() -> F + Send + 'static,
+    F: Future<Output = T> + 'static,
+    T: Send + 'static,
+{
+    let (reply, done) = oneshot::channel();
+    let sent = core.send(move || {
+        drop(spawn(async move {
+            // Nobody waits any more if this fails.
+            let _ = reply.send(work().await);
+        }));
+    });
+    sent.ok()?;
+    done.await.ok()
 }
 
 /// Prints a note to the program's user.

@@ -2,7 +2,6 @@
 
 mod labels;
 mod model;
-mod shards;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -18,7 +17,7 @@ use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent, Lba};
 
-use super::{ShardLayer, StripeError, StripeLayer};
+use super::{StripeError, StripeLayer};
 
 const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
 

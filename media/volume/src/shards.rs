@@ -10,10 +10,10 @@
 
 mod life;
 mod medium;
-pub(crate) mod probe;
 mod summary;
 
+pub use crate::medium::container_probe::{ContainerProbe, probe_shards};
+pub use crate::medium::containers::find_first_shard;
 pub use life::{OpenShards, Shards, create_shards, open_shards};
 pub use medium::ShardMedium;
-pub use probe::{ContainerProbe, find_first_shard, probe_shards};
 pub use summary::summarise;

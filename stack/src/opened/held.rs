@@ -8,11 +8,11 @@ use sealblock_block::{Error, ErrorKind};
 use sealblock_media_file::FileMedium;
 use sealblock_media_nbd::NbdDevice;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
-use sealblock_media_volume::{IdleWorkCounts, Volume, WhyLost};
+use sealblock_media_volume::{Volume, WhyLost};
 
 use crate::opened::closing::CloseLimit;
 use crate::opened::recorded::KeepDamage;
-use crate::path::shards::ShardedVolume;
+use crate::opened::shards::{ShardedVolume, log_maintenance};
 use crate::program::ReactorClock;
 
 /// A volume in a file, on the reactor's clock. The file and its lock may outlive the volume.
@@ -230,15 +230,6 @@ pub(crate) fn forget_lost(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(),
         }
         forgotten
     })
-}
-
-/// Logs background work of a volume.
-pub(crate) fn log_maintenance(path: &Path, done: IdleWorkCounts) {
-    let IdleWorkCounts { blocks_moved, blocks_unfit, bytes_punched } = done;
-    if blocks_moved + blocks_unfit + bytes_punched > 0 {
-        let path = path.display();
-        tracing::info!(%path, blocks_moved, blocks_unfit, bytes_punched, "what the volume did while it was idle");
-    }
 }
 
 /// Bytes of payload received from other hosts until now; `None` if nothing is remote.

@@ -13,23 +13,23 @@ use sealblock_block::{Error, ErrorKind, Medium};
 use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
 use sealblock_media_volume::shards::probe_shards;
 use sealblock_media_volume::{
-    Mutation, OpenOptions, Recognised, ResizeOptions, Resized, Standing, VolumeInfo, recognise, resize,
+    Mutation, OpenOptions, Recognised, ResizeOptions, Resized, VolumeInfo, recognise, resize,
 };
 use sealblock_runtime_ioctl::range_lock::Use;
-use sealblock_units::BlockSize;
+use sealblock_units::{BlockSize, Lba};
 
 use crate::error::{Cause, StackError, shell_word};
 use crate::failures::{medium_error, open_error, resize_error, volume_error};
 use crate::groups::membership::bars_resizing;
-use crate::identity::uuid_text;
 use crate::kernel::claims::{Conflict, claim};
 use crate::kernel::holder::held_by_live_process;
 use crate::opened::OpenTarget;
 use crate::opened::held::{Access, FileVolume};
 use crate::opened::info::TargetInfo;
-use crate::path::shards::open_shards;
+use crate::opened::lost_metadata::warn_of_losses;
+use crate::opened::shards::ShardVolume;
+use crate::path::shards::{open_shard, open_shards};
 use crate::program::ReactorClock;
-use crate::quantity::count;
 use crate::target::TargetName;
 
 /// The kind of a plain file's bytes.
@@ -156,6 +156,17 @@ pub(crate) async fn open_on(
     }
 }
 
+/// Opens the shard of a block for writing, by itself, and returns the block's place in it. `None` if the volume at the
+/// path is not in shards.
+///
+/// # Errors
+/// Why it does not open.
+pub async fn open_shard_of(path: &Path, lba: Lba) -> Result<Option<(Rc<ShardVolume>, Lba)>, StackError> {
+    let medium = Rc::new(medium_of(path, Access::Write).await?);
+    let options = options(&medium, Access::Write);
+    open_shard(medium, path, lba, &options).await
+}
+
 /// Reopens a closed volume on its medium, which stayed open. The first open has checked its use.
 ///
 /// # Errors
@@ -264,32 +275,6 @@ pub(crate) async fn volume_on(
     warn_of_losses(path, &opened.description, options.read_only);
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
     Ok(OpenVolume { volume: opened.volume, description: opened.description, file })
-}
-
-/// Logs what an open has found lost.
-pub(crate) fn warn_of_losses(path: &Path, found: &VolumeInfo, read_only: bool) {
-    let path = path.display();
-    if found.log_lost > 0 {
-        let sectors = count(found.log_lost, "sector");
-        tracing::warn!("{path}: {sectors} of the log lost; blocks written last may be older than what was written");
-    }
-    for (place, records) in found.lost_copies.foreign() {
-        tracing::warn!("{path}: {} of another volume in {place}", count(records, "record"));
-    }
-    if found.standing != Standing::Certain {
-        let uuid = uuid_text(&found.uuid);
-        tracing::warn!("{path}: not proven to be volume {uuid}; unproven blocks read as damaged");
-    }
-    for lba in &found.unreadable {
-        tracing::warn!("{path}: block {lba} was written before a crash and is unreadable");
-    }
-    for copy in &found.superblocks {
-        if let Some(why) = &copy.lost {
-            let at = copy.offset_bytes;
-            let then = if read_only { "the next open for writing rewrites it" } else { "it was rewritten" };
-            tracing::warn!("{path}: the superblock at byte {at} was lost ({why}); {then}");
-        }
-    }
 }
 
 /// Gives the volume on a medium that no volume is open on another capacity.

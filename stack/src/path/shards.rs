@@ -4,42 +4,29 @@
 //! volume is open on every core: there it is made of attachments to the shards, so that a request crosses to the core
 //! of its blocks, or not at all. The core that opened the volume closes it, and keeps its list of bad blocks.
 
-use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use futures_channel::oneshot;
 use futures_util::future::join_all;
 use sealblock_block::{Device, DynDevice, Error, ErrorKind};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_layers_stripe::ShardLayer;
 use sealblock_media_file::{FileElsewhere, FileMedium};
 use sealblock_media_volume::format::Container;
-use sealblock_media_volume::shards::{ShardMedium, Shards, summarise};
-use sealblock_media_volume::{OpenOptions, OpenVolume, Volume, VolumeError, VolumeInfo, WhyLost};
+use sealblock_media_volume::shards::{Shards, summarise};
+use sealblock_media_volume::{OpenOptions, OpenVolume, VolumeError, VolumeInfo, WhyLost};
 use sealblock_runtime_reactor::{CoreAddress, CoreLocal, spawn};
 use sealblock_units::{ByteCount, Lba};
 
 use crate::error::{Cause, StackError};
 use crate::failures::volume_error;
 use crate::opened::OpenTarget;
-use crate::opened::held::{Access, log_maintenance};
 use crate::opened::info::TargetInfo;
-use crate::path::files::{medium_of, options, warn_of_losses};
-use crate::program::{ReactorClock, cores};
+use crate::opened::lost_metadata::warn_of_losses;
+use crate::opened::shards::{ShardVolume, ShardedVolume};
+use crate::program::{ReactorClock, cores, on_core};
 use crate::target::TargetName;
-
-/// One shard of a volume, on the reactor's clock.
-pub type ShardVolume = Volume<ShardMedium<Rc<FileMedium>>, ReactorClock>;
-
-/// The shards of an open volume, which are closed together.
-pub(crate) struct ShardedVolume {
-    path: PathBuf,
-    shards: Vec<CoreLocal<ShardVolume>>,
-    /// Why completed changes may be lost, as long as nobody was told.
-    may_be_lost: Cell<Option<WhyLost>>,
-}
 
 /// A shard that a core has opened.
 struct OpenShard {
@@ -73,9 +60,9 @@ pub(crate) async fn open_shards(
             Err(error) => refused = refused.or(Some(error)),
         }
     }
-    let may_be_lost = Cell::new(opened.iter().find_map(|shard| shard.may_be_lost));
+    let may_be_lost = opened.iter().find_map(|shard| shard.may_be_lost);
     let volumes = opened.iter().map(|shard| shard.volume.clone()).collect();
-    let volume = Rc::new(ShardedVolume { path: path.to_owned(), shards: volumes, may_be_lost });
+    let volume = Rc::new(ShardedVolume::new(path, volumes, may_be_lost));
     if let Some(refused) = refused {
         // The error that is returned counts; a shard that is not closed is recovered by the next open.
         drop(volume.close().await);
@@ -168,96 +155,16 @@ async fn open_here(
     Ok(OpenShard { may_be_lost: volume.may_be_lost(), volume: CoreLocal::new(volume), description, device })
 }
 
-impl ShardedVolume {
-    /// The file that the volume lies in.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Why completed changes may be lost, if that has not been reported yet.
-    pub fn may_be_lost(&self) -> Option<WhyLost> {
-        self.may_be_lost.get()
-    }
-
-    /// Closes all shards at once, each on its core.
-    ///
-    /// # Errors
-    /// The first one that is not closed cleanly.
-    pub async fn close(&self) -> Result<(), Error> {
-        self.each(|volume| async move {
-            let closed = volume.close().await;
-            log_maintenance(volume.medium().whole().path(), volume.upkeep());
-            closed
-        })
-        .await
-    }
-
-    /// Has no shard report any more that changes may be lost.
-    ///
-    /// # Errors
-    /// The first one whose medium fails.
-    pub async fn forget_lost(&self) -> Result<(), Error> {
-        self.each(|volume| async move { volume.forget_lost().await }).await?;
-        self.may_be_lost.set(None);
-        Ok(())
-    }
-
-    /// Does something with each shard, at once, on the core of each.
-    async fn each<F>(&self, work: impl Fn(Rc<ShardVolume>) -> F + Copy + Send + 'static) -> Result<(), Error>
-    where
-        F: Future<Output = Result<(), Error>> + 'static,
-    {
-        let each = self.shards.iter().map(|shard| async move {
-            if let Some(volume) = shard.get() {
-                return work(volume).await;
-            }
-            let there = shard.clone();
-            let done = on_core(shard.home(), move || async move {
-                match there.get() {
-                    Some(volume) => work(volume).await,
-                    None => Err(stopped()),
-                }
-            });
-            done.await.unwrap_or_else(|| Err(stopped()))
-        });
-        join_all(each).await.into_iter().collect()
-    }
-}
-
-#[cold]
-fn stopped() -> Error {
-    ErrorKind::Unreachable { reason: "the core of a shard has stopped".to_owned() }.into()
-}
-
-/// Runs work on another core; `None` if that core stops before its end. It takes none of the core's permits for calls:
-/// callers inside of such calls could wait for each other.
-async fn on_core<W, F, T>(core: &CoreAddress, work: W) -> Option<T>
-where
-    W: FnOnce() -> F + Send + 'static,
-    F: Future<Output = T> + 'static,
-    T: Send + 'static,
-{
-    let (reply, done) = oneshot::channel();
-    let sent = core.send(move || {
-        drop(spawn(async move {
-            // Nobody waits any more if this fails.
-            let _ = reply.send(work().await);
-        }));
-    });
-    sent.ok()?;
-    done.await.ok()
-}
-
-/// Opens the shard of a block for writing, by itself, and returns the block's place in it. `None` if the volume at the
-/// path is not in shards.
-///
-/// # Errors
-/// Why it does not open.
-pub async fn open_shard_of(path: &Path, lba: Lba) -> Result<Option<(Rc<ShardVolume>, Lba)>, StackError> {
-    let medium = Rc::new(medium_of(path, Access::Write).await?);
+/// Opens the shard of a block by itself, and returns the block's place in it; `None` if no volume in shards is on the
+/// medium.
+pub(crate) async fn open_shard(
+    medium: Rc<FileMedium>,
+    path: &Path,
+    lba: Lba,
+    options: &OpenOptions,
+) -> Result<Option<(Rc<ShardVolume>, Lba)>, StackError> {
     let failed = |error: VolumeError| volume_error("open", &error).on(path.display());
-    let options = options(&medium, Access::Write);
-    let Some(shards) = Shards::find(&medium, &options).await.map_err(failed)? else { return Ok(None) };
+    let Some(shards) = Shards::find(&medium, options).await.map_err(failed)? else { return Ok(None) };
     let container = *shards.container();
     if lba.get() >= container.capacity_blocks() {
         let last = container.capacity_blocks() - 1;

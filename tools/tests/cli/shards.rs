@@ -49,7 +49,6 @@ fn every_command_takes_it_for_one_volume() {
     let found = place.run("verify v --json").ends_with(1).json();
     assert_eq!((&found["errors"][0]["lba"], &found["errors"][0]["member"]), (&lba.into(), &serde_json::Value::Null));
     place.run("verify v").ends_with(1).says(&[&format!("block {lba}: guard")]);
-    place.run(&format!("corrupt v --lba {lba} --kind data")).fails(3, &[&format!("block {lba} is damaged already")]);
     place.run("corrupt v --lba 32768 --kind data").fails(2, &["past the last block, 32767"]);
     assert!(place.run("rescue v out").ends_with(1).text().contains("32767 of 32768 blocks copied"));
 }
@@ -91,9 +90,11 @@ fn lost_superblocks_are_reported_and_without_any_it_is_not_taken_for_free() {
     place.run("discard v --range 30000..30000").succeeds();
     place.run("info v").succeeds();
 
-    let window = place.run("info v --json").json()["volume"]["shards"]["windows"][1]["offset"].as_u64().unwrap();
+    let info = place.run("info v --json").json();
+    let last = &info["volume"]["shards"]["windows"][1];
+    let (window, length) = (last["offset"].as_u64().unwrap(), last["bytes"].as_u64().unwrap());
     let whole = place.read("v");
-    place.poke("v", window, &vec![0; 4 << 20]);
+    place.poke("v", window, &vec![0; length as usize]);
     place.run("verify v").fails(3, &["shard 1: "]);
     place.write("v", &whole);
     for offset in [0, 32 << 10, third] {
@@ -167,13 +168,13 @@ fn a_server_on_two_cores_scrubs_it_reloads_and_closes_all_shards() {
     place.run("scrub start v --control control").succeeds();
     assert_eq!(server.event()["event"], "scrub_started");
     assert_eq!(server.event()["event"], "scrub_finished");
-    place.run("status v --control control").ends_with(1).says(&["700"]);
+    place.run("status --control control").ends_with(1).says(&["700"]);
     place.run("resize v --size 300MiB --control control").fails(3, &["a volume in shards cannot be resized"]);
     let target = server.target("v");
     // Written again over the network, on whichever core.
     place.write("block", &data[700 * 4096..701 * 4096]);
     place.run(&format!("copy block offset:700..700,{target}")).succeeds();
-    place.run("status v --control control").succeeds();
+    place.run("status --control control").succeeds();
     server.stop().is_clean();
     let info = place.run("info v --json").succeeds().json();
     assert_eq!((&info["volume"]["clean"], &info["damage"]["blocks"]), (&true.into(), &0.into()));

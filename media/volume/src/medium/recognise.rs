@@ -17,11 +17,12 @@ use crate::format::{
     Generations, GroupMapSector, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, ReservedCopy, SUPERBLOCK_OFFSETS,
     Superblock, SuperblockError, reserved_offset,
 };
+use crate::medium::container_probe::probe_shards;
+use crate::medium::containers::trace;
 use crate::medium::identity::IdentityError;
 use crate::medium::superblocks;
-use crate::medium::{PROBE_BYTES, read_probe};
+use crate::medium::{PROBE_BYTES, read_probe, tail_offset};
 use crate::options::VolumeError;
-use crate::shards::probe::{probe_shards, trace};
 
 /// The offset of every log.
 const LOG_OFFSET: u64 = 64 << 10;
@@ -108,7 +109,7 @@ pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError>
     for offset in block_maps(medium.len_bytes()) {
         traces.extend(in_block_map(offset, &read_probe(medium, offset).await));
     }
-    if let Some(offset) = superblocks::tail_offset(medium).filter(|&offset| offset >= LOG_OFFSET) {
+    if let Some(offset) = tail_offset(medium).filter(|&offset| offset >= LOG_OFFSET) {
         let sector = &read_probe(medium, offset).await;
         traces.extend(Superblock::is_trace_at(sector, offset).then_some(Trace::Superblock(offset)));
     }

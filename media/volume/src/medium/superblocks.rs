@@ -7,11 +7,11 @@
 use sealblock_block::{Medium, MediumError};
 use sealblock_runtime_memory::Slice;
 
-use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THIRD_FROM_END_BYTES, uuid_text};
+use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, uuid_text};
+use crate::medium::containers::third_offsets;
 use crate::medium::identity::{self, Claim, Standing};
-use crate::medium::padded;
+use crate::medium::{padded, tail_offset};
 use crate::options::VolumeError;
-use crate::shards::probe::third_offsets;
 
 /// The number of copies of a superblock.
 pub(crate) const COPIES: usize = 3;
@@ -91,11 +91,6 @@ impl From<CopyError> for VolumeError {
             CopyError::Behind(_) | CopyError::Foreign(_) => VolumeError::Superblock(SuperblockError::Place),
         }
     }
-}
-
-/// The offset of the third copy if a volume fills the medium.
-pub(crate) fn tail_offset<M: Medium>(medium: &M) -> Option<u64> {
-    (medium.len_bytes() / THIRD_FROM_END_BYTES).checked_sub(1).map(|tail| tail * THIRD_FROM_END_BYTES)
 }
 
 /// The result of reading one copy.

@@ -7,11 +7,11 @@ use sealblock_block::{Clock, Medium, SyncGroup};
 
 use crate::format::{Container, TAIL_BYTES, uuid_text};
 use crate::life::{self, CreateOptions, OpenVolume, write_zeroes};
+use crate::medium::container_probe::{ContainerProbe, probe_shards};
 use crate::medium::padded;
 use crate::medium::superblocks::{self, COPIES, SuperblockCopy};
 use crate::options::{OpenOptions, VolumeError};
 use crate::shards::medium::ShardMedium;
-use crate::shards::probe::{ContainerProbe, probe_shards};
 
 /// The minimum memory for map pages of one shard, in bytes.
 const MIN_CACHE_BYTES: usize = 16 << 20;

@@ -52,3 +52,20 @@ fn worse(one: AnsweredChanges, other: AnsweredChanges) -> AnsweredChanges {
         (AllDurable, AllDurable) => AllDurable,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::WhyLost;
+
+    #[test]
+    fn of_completed_changes_the_worst_is_told() {
+        use AnsweredChanges::{AllDurable, MayBeLost, Noted};
+        let lost = || MayBeLost(WhyLost::OtherBoot);
+        assert_eq!(worse(AllDurable, AllDurable), AllDurable);
+        assert_eq!(worse(AllDurable, Noted(2)), Noted(2));
+        assert_eq!(worse(Noted(1), Noted(2)), Noted(3));
+        assert_eq!(worse(Noted(1), lost()), lost());
+        assert_eq!(worse(lost(), AllDurable), lost());
+    }
+}
