@@ -160,7 +160,7 @@ fn shards_on_two_cores_keep_what_was_written_when_the_server_is_killed() {
 }
 
 #[test]
-fn a_server_on_two_cores_scrubs_it_reloads_and_closes_all_shards() {
+fn a_server_on_two_cores_scrubs_it_and_closes_all_shards() {
     let place = Place::new();
     let data = filled(&place, "v", 256, 4);
     place.run("corrupt v --lba 700 --kind data").succeeds();

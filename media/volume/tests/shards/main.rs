@@ -130,6 +130,27 @@ fn a_failed_sync_fails_the_flush_of_every_shard_for_good() {
 }
 
 #[test]
+fn a_lost_log_of_one_shard_makes_the_whole_volume_perhaps_older() {
+    let disk = created(128 * MIB, 2);
+    let open = Harness::open(&disk).unwrap();
+    open.write(0, &pattern(1, 2 * UNIT)).unwrap();
+    open.flush().unwrap();
+    let (window, layout) = (open.container.window(1), *open.container.shard_layout());
+    let crashed = disk.copy();
+    crashed.fill(window.offset + layout.log_offset(), layout.log_bytes(), 0);
+    let refused = Harness::open(&crashed).err().unwrap();
+    let VolumeError::Shard { shard: 1, error } = &refused else { panic!("{refused}") };
+    assert!(matches!(**error, VolumeError::LogDamaged { .. }), "{refused}");
+    // The other shard was closed again: nothing of it is in its log any more.
+    let reader = OpenOptions { read_only: true, accept_older: true, ..OpenOptions::default() };
+    let older = Harness::open_with(&crashed, &reader).unwrap();
+    assert!(older.info.log_lost > 0 && !older.info.is_clean && older.info.recovered == 0);
+    assert!(older.device.abilities().freshness.why_older().is_some());
+    assert_eq!(older.read(0, UNIT).unwrap(), pattern(1, 2 * UNIT)[..(UNIT << 12) as usize]);
+    assert!(Harness::open(&disk).unwrap().device.abilities().freshness.why_older().is_none());
+}
+
+#[test]
 fn the_reserved_areas_of_all_shards_are_one() {
     let disk = created(1100 * MIB, 2);
     let open = Harness::open(&disk).unwrap();
