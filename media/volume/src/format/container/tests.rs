@@ -32,7 +32,7 @@ fn what_is_encoded_is_decoded_and_ends_with_the_medium() {
             assert_eq!(Container::decode(&made.encode()), Ok(made));
             assert!(made.medium_bytes() == made.windows_end() + TAIL_BYTES || made.medium_bytes() == 20 * GIB);
             assert_eq!(made.copy_offsets()[2] + THIRD_FROM_END_BYTES, made.medium_bytes());
-            let data_bytes = u64::from(shards) * made.shard_layout().capacity_blocks() << block_size.shift();
+            let data_bytes = (u64::from(shards) * made.shard_layout().capacity_blocks()) << block_size.shift();
             assert!(data_bytes >= capacity << block_size.shift());
             assert!(data_bytes < (capacity << block_size.shift()) + u64::from(shards) * SHARD_UNIT_BYTES);
         }
