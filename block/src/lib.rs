@@ -26,10 +26,12 @@ mod request;
 mod response;
 mod reused_future;
 mod sync;
+mod sync_group;
 mod unwritten;
 mod write_data;
 
-/// The primitives of `claims.rs`; `tests/claims` replaces them with those of a model checker, and with fewer places.
+/// The primitives of `claims.rs` and `sync_group.rs`; `tests/claims` and `tests/sync_group.rs` replace them with those of
+/// a model checker, and with fewer places.
 mod primitives {
     pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
     pub(crate) use std::sync::{Mutex, MutexGuard};
@@ -62,5 +64,6 @@ pub use request::{CompareAndWrite, Durability, Extents, Operation, Request, Requ
 pub use response::{BlockState, Checksum, Outcome, Response, Salvaged, StatusRun, StatusRuns, VerifyStats};
 pub use reused_future::ReusedFuture;
 pub use sync::{AsyncMutex, AsyncMutexGuard, Clock, Condition, RangeGuard, RangeLock, yield_once};
+pub use sync_group::SyncGroup;
 pub use unwritten::is_unwritten;
 pub use write_data::WriteData;

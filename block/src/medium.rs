@@ -233,6 +233,12 @@ pub trait Medium {
             })
         })
     }
+
+    /// The device on this medium has failed and writes nothing more, for this reason. A medium that is a part of another
+    /// one stops the devices on the other parts, too, if they belong together.
+    fn give_up(&self, why: &str) {
+        let _ = why;
+    }
 }
 
 /// Implements `Medium` for a pointer, so that a medium can outlive the devices that are opened on it.
@@ -321,6 +327,10 @@ macro_rules! medium_behind {
 
             fn set_len(&self, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
                 (**self).set_len(length_bytes)
+            }
+
+            fn give_up(&self, why: &str) {
+                (**self).give_up(why);
             }
         }
     )*};

@@ -20,11 +20,13 @@ use futures_util::future::{Either, join_all, select};
 use sealblock_block::ErrorKind;
 use sealblock_exports_nvme_tcp::{DeviceIdentities, NamespaceState};
 use sealblock_layers_cross_core::{EarlierClients, SharedDevice};
-use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, now, shutdown_requested, sleep, spawn, timeout};
+use sealblock_runtime_reactor::{
+    CoreAddress, CoreGone, CoreHandle, CoreLocal, now, shutdown_requested, sleep, spawn, timeout,
+};
 use sealblock_scrub::Settings;
 use sealblock_stack::identity::new_uuid;
 use sealblock_stack::{
-    Access, Cause, CloseLimit, OpenTarget, ReadOnly, RemoteDevices, StackError, TargetLabel, Usage, open_for,
+    Access, Cause, CloseLimit, OpenTarget, ReadOnly, RemoteDevices, StackError, TargetLabel, Usage, open_for, set_cores,
 };
 use sealblock_units::ByteCount;
 
@@ -208,12 +210,18 @@ impl DeviceTable {
         let core = (0..self.core_loads.len()).min_by_key(|core| Rc::strong_count(&self.core_loads[*core])).unwrap_or(0);
         let (plan, core_load) = (plan.clone(), Rc::clone(&self.core_loads[core]));
         let (handle, events, window) = (self.handles[core].clone(), self.events.clone(), self.clients_come_back);
+        let cores: Vec<CoreAddress> = self.handles.iter().map(CoreHandle::address).collect();
         async move {
             let planned = plan.clone();
             let state = Arc::<NamespaceState>::default();
             let reporters = ReportTargets::to(&state);
             let theirs = reporters.clone();
-            let opened = handle.call(move || open_on_core(planned, theirs, (events, window))).await;
+            let work = move || {
+                // Parts of a device may be opened on the other cores.
+                set_cores(cores);
+                open_on_core(planned, theirs, (events, window))
+            };
+            let opened = handle.call(work).await;
             let opened = opened.map_err(|gone| core_error("open", gone).on(&plan.target))??;
             Ok(ServedDevice {
                 access: plan.access(),

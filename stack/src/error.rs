@@ -94,6 +94,12 @@ impl StackError {
         StackError { target: Some(printable(&target.to_string()).into_owned()), ..self }
     }
 
+    /// In which part of the target it happened.
+    #[must_use]
+    pub(crate) fn of_part(self, part: &str) -> StackError {
+        StackError { why: format!("{part}: {}", self.why), ..self }
+    }
+
     /// What to try instead. Replaces earlier advice.
     #[must_use]
     pub fn advise(self, advice: impl Into<String>) -> StackError {

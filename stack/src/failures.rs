@@ -2,6 +2,7 @@
 
 use sealblock_block::{BadBlockCause, Error, ErrorKind as BlockFailure, MediumError, MediumErrorKind};
 use sealblock_media_file::OpenError;
+use sealblock_media_volume::format::ContainerError;
 use sealblock_media_volume::{IdentityError, ResizeError, VolumeError};
 
 use crate::error::{CHECK_PATH, Cause, StackError};
@@ -95,6 +96,21 @@ pub fn volume_error(doing: &str, error: &VolumeError) -> StackError {
     match error {
         VolumeError::Medium(medium) => medium_error(doing, medium),
         VolumeError::Layout(layout) => StackError::new(Cause::Usage, doing, layout),
+        VolumeError::Container(ContainerError::TooSmall { .. }) => {
+            StackError::new(Cause::Usage, doing, error).advise("use fewer shards or a larger size")
+        }
+        VolumeError::Container(_) => StackError::new(Cause::Unsuitable, doing, error),
+        VolumeError::TwoContainers => StackError::new(Cause::Damaged, doing, error)
+            .of_known_volume()
+            .advise("use another copy of the data"),
+        VolumeError::ForeignShard { .. } | VolumeError::OtherShard => {
+            StackError::new(Cause::Damaged, doing, error).of_known_volume().advise(
+                "each shard is a volume by itself: copy those that are left to files of their own and use `sealblock rescue`",
+            )
+        }
+        VolumeError::Shard { shard, error } => {
+            volume_error(doing, error).of_part(&format!("shard {shard}"))
+        }
         VolumeError::ReadOnly => StackError::new(Cause::Refused, doing, error),
         VolumeError::Recovery(_) => StackError::new(Cause::Io, doing, error),
         VolumeError::Superblock(_) => StackError::new(Cause::Unsuitable, doing, error),

@@ -59,14 +59,16 @@ pub use opened::info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
 pub use opened::lost_metadata::LostMetadata;
 pub use opened::own_label::OwnLabel;
 pub use opened::same_remote::RemoteDevices;
+pub use opened::shards::ShardVolume;
 pub use opened::target_identity::{Sameness, TargetIdentity, TargetLabel, member_of};
 pub use opened::{Closer, MemberNames, OpenTarget, data_of};
 pub use path::files::{
-    FileKind, OpenVolume, RAW_FILE, inspect, open_again, open_medium, open_volume, remains_error, resize_volume,
+    FileKind, OpenVolume, RAW_FILE, inspect, open_again, open_medium, open_shard_of, open_volume, remains_error,
+    resize_volume, shards_keep_their_size,
 };
 pub use path::occupied::known_content;
 pub use path::signature::{FORMAT_BYTES, Signature, file_format, file_start, signature, signature_places, wipe};
-pub use program::{Program, ReactorClock, config, note, on_reactor, set_program, start_error, warning};
+pub use program::{Program, ReactorClock, config, note, on_reactor, set_cores, set_program, start_error, warning};
 pub use remote::{discover, exports};
 pub use salvage::{Lost, Salvaged, damage, in_groups};
 pub use whole::ByteView;

@@ -10,6 +10,7 @@ pub(crate) mod out_of_sync;
 pub(crate) mod own_label;
 pub(crate) mod recorded;
 pub(crate) mod same_remote;
+pub(crate) mod shards;
 pub(crate) mod target_identity;
 
 use std::rc::Rc;
@@ -28,6 +29,7 @@ use crate::opened::held::{
 };
 use crate::opened::info::{DriveInfo, TargetInfo};
 use crate::opened::recorded::Recorded;
+use crate::opened::shards::ShardedVolume;
 use crate::range::{BlockRange, BlockSpan};
 use crate::target::TargetName;
 
@@ -129,6 +131,33 @@ impl OpenTarget {
         let damage = DamageView::leaf(&name, device.record(), not_saved);
         let held = vec![CloseHandle::Damage(device.clone()), CloseHandle::Volume(volume)];
         OpenTarget::new(target, device, TargetInfo { damage, ..info }, held)
+    }
+
+    /// A volume in shards, whose list of bad blocks is kept on it. `open` opens it on other cores.
+    pub(crate) async fn shards<D: Device + 'static>(
+        target: &TargetName,
+        device: D,
+        open: Option<Arc<dyn Fn() -> Result<D, Error> + Send + Sync>>,
+        volume: Rc<ShardedVolume>,
+        info: TargetInfo,
+    ) -> OpenTarget {
+        let uuid = info.volume.as_ref().map_or([0; 16], |volume| volume.uuid);
+        let name = target.to_string();
+        let is_lost = || info.volume.as_ref().is_some_and(|volume| volume.lost_copies.is_scrub_state_lost());
+        let recorded = Recorded::kept(device, &name, uuid, &is_lost).await;
+        let not_saved = if recorded.is_kept() { None } else { Some("its content cannot be read") };
+        let damage = DamageView::leaf(&name, recorded.record(), not_saved);
+        let held = vec![CloseHandle::Damage(recorded.clone()), CloseHandle::Shards(volume)];
+        let (record, wake) = (Arc::clone(recorded.record()), recorded.save_wake());
+        let device = DynDevice::new(&*name, recorded);
+        let device = match open {
+            None => device,
+            Some(open) => device.on_every_core(move || {
+                let device = Recorded::saved_elsewhere(open()?, Arc::clone(&record), wake.clone());
+                Ok(DynDevice::new(&*name, device))
+            }),
+        };
+        OpenTarget::of(target, device, TargetInfo { damage, ..info }, held)
     }
 
     /// Splits it into its device, its parts, and what closes it cleanly.
@@ -263,6 +292,11 @@ impl Closer {
             }
             _ => None,
         }
+    }
+
+    /// True if the target is a single volume in shards.
+    pub fn is_lone_volume_in_shards(&self) -> bool {
+        matches!(&self.held[..], [CloseHandle::Damage(_), CloseHandle::Shards(_)])
     }
 
     /// Saves what is known of bad blocks on the devices that they are on. A failure is logged.

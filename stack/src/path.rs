@@ -7,6 +7,7 @@ pub(crate) mod mapped;
 pub(crate) mod occupied;
 pub(crate) mod ordinary;
 pub(crate) mod seen;
+pub(crate) mod shards;
 pub(crate) mod signature;
 
 use std::path::Path;

@@ -4,13 +4,15 @@
 //! Commands work without it, by system calls. A server that does so is slower than its operator expects and says so once;
 //! with `SEALBLOCK_RUNTIME=uring` the program does not start.
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
+use futures_channel::oneshot;
 use sealblock_block::Clock;
-use sealblock_runtime_reactor::{Backend, Config, Reactor, StartError, UringUnavailable};
+use sealblock_runtime_reactor::{Backend, Config, CoreAddress, Reactor, StartError, UringUnavailable, spawn};
 
 use crate::error::{Cause, MORE_DESCRIPTORS, StackError, out_of_descriptors};
 
@@ -51,6 +53,41 @@ pub fn set_program(program: Program) {
 /// What the program is.
 pub(crate) fn program() -> Program {
     *PROGRAM.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+thread_local! {
+    /// See [`set_cores`].
+    static CORES: RefCell<Vec<CoreAddress>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Sets the cores, this one among them, over which devices that are opened on this core may be spread. Without them,
+/// each device stays on the core that opens it, with all of its parts.
+pub fn set_cores(cores: Vec<CoreAddress>) {
+    CORES.set(cores);
+}
+
+/// The cores over which devices may be spread; none, or the only one, where they stay.
+pub(crate) fn cores() -> Vec<CoreAddress> {
+    CORES.with_borrow(Clone::clone)
+}
+
+/// Runs work on another core; `None` if that core stops before its end. It takes none of the core's permits for calls:
+/// callers inside of such calls could wait for each other.
+pub(crate) async fn on_core<W, F, T>(core: &CoreAddress, work: W) -> Option<T>
+where
+    W: FnOnce() -> F + Send + 'static,
+    F: Future<Output = T> + 'static,
+    T: Send + 'static,
+{
+    let (reply, done) = oneshot::channel();
+    let sent = core.send(move || {
+        drop(spawn(async move {
+            // Nobody waits any more if this fails.
+            let _ = reply.send(work().await);
+        }));
+    });
+    sent.ok()?;
+    done.await.ok()
 }
 
 /// Prints a note to the program's user.

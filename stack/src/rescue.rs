@@ -9,6 +9,7 @@ use futures_util::future::LocalBoxFuture;
 use sealblock_media_volume::OpenOptions;
 use sealblock_media_volume::rescue::profile::Hints;
 use sealblock_media_volume::rescue::{Remains, RemainsError, open_remains};
+use sealblock_media_volume::shards::{find_first_shard, probe_shards};
 
 use crate::error::{Cause, StackError};
 use crate::failures::volume_error;
@@ -16,7 +17,7 @@ use crate::opened::OpenTarget;
 use crate::opened::held::Access;
 use crate::opened::info::TargetInfo;
 use crate::opened::out_of_sync::mark;
-use crate::path::files::{medium_of, options, volume_on, whole};
+use crate::path::files::{medium_of, open_on, options};
 use crate::program::ReactorClock;
 use crate::target::TargetName;
 
@@ -32,8 +33,12 @@ pub fn open_truncated<'a>(
 ) -> LocalBoxFuture<'a, Result<OpenTarget, StackError>> {
     Box::pin(async move {
         let medium = medium_of(path, Access::ReadOlder).await?;
+        if identity.is_some() && matches!(probe_shards(&medium).await, Ok(Some(_))) {
+            let why = "the identities of its shards follow from that of the volume";
+            return Err(StackError::new(Cause::Usage, "open", why).on(path.display()).advise("omit --identity"));
+        }
         let options = OpenOptions { truncated: true, identity, ..options(&medium, Access::ReadOlder) };
-        Ok(mark(whole(target, volume_on(Rc::new(medium), path, &options).await?).await).await)
+        Ok(mark(open_on(target, Rc::new(medium), path, &options).await?).await)
     })
 }
 
@@ -51,6 +56,14 @@ pub fn open_shapeless<'a>(
         const HINT: &str =
             "give the capacity that the volume was created with as --capacity SIZE, or use another copy of the data";
         let medium = medium_of(path, Access::Read).await?;
+        if let Some(at) = find_first_shard(&medium).await {
+            let why = format!(
+                "every superblock of the volume is lost; it was in shards, the first of which begins at byte {at}"
+            );
+            return Err(StackError::new(Cause::Damaged, ACTION, why).on(path.display()).advise(
+                "each shard is a volume by itself: copy it to a file of its own and rescue that, or use another copy of the data",
+            ));
+        }
         let file = medium.describe().ok();
         let (opened, remains) = open_remains(Rc::new(medium), ReactorClock, hints, &OpenOptions::default())
             .await

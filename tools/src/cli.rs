@@ -46,7 +46,7 @@ pub use serve::{Discover, Serve};
 pub use status::{Log, ServerName, Status};
 pub use values::{Endpoint, Guard, Labels, Members, Mode, RemoteServer, Volume};
 
-use values::{CORRUPTIONS, GUARDS, PROTECTION_TYPES, one_of};
+use values::{CORRUPTIONS, GUARDS, PROTECTION_TYPES, one_of, parse_shards};
 
 const EXIT_STATUS: &str = "\
 Exit status:
@@ -193,6 +193,11 @@ pub struct Create {
     /// relative to a start that each command gives; 3, not checked.
     #[arg(long = "type", value_name = "TYPE", default_value = "1", value_parser = one_of(PROTECTION_TYPES))]
     pub protection_type: ProtectionType,
+    /// Divide the volume into N volumes in one file, which a server runs on N cores: 1, 2, 4, 8 or 16. More than one need
+    /// a size of more than N times 512 MiB, or of at most 512 MiB with 64 MiB for each. Volumes in shards cannot be
+    /// resized. [default: 1]
+    #[arg(long, value_name = "N", default_value = "1", hide_default_value = true, value_parser = parse_shards)]
+    pub shards: u32,
     /// Allocate the space of the whole volume now, so that no later write fails with no space left. Deallocated blocks
     /// then keep their space. [default: space is allocated as blocks are written, and freed when they are discarded]
     #[arg(long)]

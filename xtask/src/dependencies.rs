@@ -68,6 +68,7 @@ const STACK: &[&str] = &[
     "layers/offset",
     "layers/fault",
     "layers/stripe",
+    "layers/cross-core",
     "filesystem/btrfs",
     "scrub",
 ];

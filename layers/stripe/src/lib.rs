@@ -17,6 +17,7 @@
 pub mod label;
 mod members;
 mod merge;
+mod shards;
 mod stripe_map;
 
 use std::cell::RefCell;
@@ -35,6 +36,7 @@ use label::Label;
 pub use members::AssembleError;
 use members::Assembly;
 use merge::{MemberResponses, Merger, unexpected_response};
+pub use shards::ShardLayer;
 use stripe_map::{ChunkRun, StripeMap};
 
 /// The default chunk size: 64 KiB.
@@ -82,6 +84,14 @@ pub enum StripeError {
         /// Index of the member, from 0.
         member: usize,
     },
+    /// The shards together are smaller than the device that they are to be.
+    #[error("the shards have {actual} blocks together, and {due} are needed")]
+    Short {
+        /// The blocks of all shards.
+        actual: u64,
+        /// The blocks of the device.
+        due: u64,
+    },
     /// There are more blocks than addresses.
     #[error("the members together have more blocks than can be addressed")]
     Large,
@@ -125,7 +135,7 @@ impl<D: Device> StripeLayer<D> {
         }
         let stripe_map = StripeMap::new(members.len(), blocks.trailing_zeros());
         let geometry = geometry(&members, stripe_map, size, format)?;
-        let merger = Merger { stripe_map, size, format };
+        let merger = Merger { stripe_map, size, format, names_members: true };
         let label_turns = AsyncMutex::default();
         Ok(StripeLayer { members, merger, geometry, labels: None, label_turns, is_any_behind: false })
     }

@@ -4,8 +4,8 @@
 //! addresses, by a different amount in each run.
 
 use sealblock_block::{
-    BadBlock, BadBlockCause, BadBlocks, BlockState, Checksum, Coverage, Error, ErrorKind, Outcome, Response, StatusRun,
-    Unchecked, VerifyStats, WriteData,
+    BadBlock, BadBlockCause, BadBlocks, BlockState, Checksum, Coverage, Error, ErrorKind, MemberPath, Outcome,
+    Response, StatusRun, Unchecked, VerifyStats, WriteData,
 };
 use sealblock_integrity::{ChecksumKind, Field, PiFormat, Sealed};
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
@@ -21,6 +21,8 @@ pub(crate) struct Merger {
     pub(crate) stripe_map: StripeMap,
     pub(crate) size: BlockSize,
     pub(crate) format: Option<PiFormat>,
+    /// Bad blocks and unchecked runs have the members that they are on.
+    pub(crate) names_members: bool,
 }
 
 impl Merger {
@@ -70,7 +72,11 @@ impl Merger {
             _ => tag,
         };
         let (expected, actual) = (tag_up(bad_block.expected), tag_up(bad_block.actual));
-        BadBlock { lba, expected, actual, member: bad_block.member.within(member), ..*bad_block }
+        BadBlock { lba, expected, actual, member: self.member_path(bad_block.member, member), ..*bad_block }
+    }
+
+    fn member_path(&self, below: MemberPath, member: usize) -> MemberPath {
+        if self.names_members { below.within(member) } else { below }
     }
 
     /// Converts a member's coverage. An unchecked run extends from the address of its first block to that of its last;
@@ -79,7 +85,7 @@ impl Merger {
         coverage.map(|run| Unchecked {
             first: self.stripe_map.up(member, run.first),
             last: self.stripe_map.up(member, run.last),
-            member: run.member.within(member),
+            member: self.member_path(run.member, member),
             ..run
         })
     }

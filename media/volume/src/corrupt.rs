@@ -58,6 +58,19 @@ pub enum CorruptionError {
     Volume(#[from] Error),
 }
 
+impl CorruptionError {
+    /// The same of a block that is called `lba` where the volume is a part of something.
+    #[must_use]
+    pub fn at(self, lba: Lba) -> CorruptionError {
+        match self {
+            CorruptionError::Empty(_) => CorruptionError::Empty(lba),
+            CorruptionError::Damaged(_) => CorruptionError::Damaged(lba),
+            CorruptionError::Range { last, .. } => CorruptionError::Range { lba, last },
+            other => other,
+        }
+    }
+}
+
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Damages a block that has been written. Close the volume afterwards.
     ///

@@ -20,6 +20,7 @@
 //! - `background`: the worker: commits, checkpoints, and moving blocks together.
 //! - `life`: creating, opening, recovery after a crash, resizing.
 //! - [`rescue`]: a volume without any superblock, for reading; nothing else uses it.
+//! - [`shards`]: several volumes in windows of one medium, which together are one.
 //! - `corrupt`: damage on purpose, for tests.
 //!
 //! Invariants: the block map and its patches have only durable map entries; a physical block is reused only when the
@@ -36,6 +37,7 @@ mod medium;
 mod options;
 mod requests;
 pub mod rescue;
+pub mod shards;
 mod space;
 mod volume;
 

@@ -48,7 +48,7 @@ pub struct OpenVolume<M, C> {
     pub description: VolumeInfo,
 }
 
-/// Reads a volume's superblock.
+/// Reads the superblock of a volume that is not in shards.
 ///
 /// # Errors
 /// When there is no volume, or none that can be used.
@@ -56,7 +56,8 @@ pub async fn probe<M: Medium>(medium: &M) -> Result<Superblock, VolumeError> {
     Ok(superblocks::read(medium).await?.superblock)
 }
 
-/// Opens a volume. After a crash, it recovers what is in the log and in notes.
+/// Opens a volume that is not in shards, or one shard by itself. After a crash, it recovers what is in the log and in
+/// notes.
 ///
 /// # Errors
 /// See [`VolumeError`]. A volume that cannot be opened is unchanged.
@@ -226,6 +227,7 @@ pub(crate) fn describe(
         write_seq: superblock.write_seq,
         is_clean: superblock.is_clean && !recovered.is_used && taken + recovered.discarded + recovered.lost == 0,
         layout: superblock.layout,
+        container: None,
         recovered: taken,
         dropped: recovered.discarded,
         unreadable: recovered.unreadable.clone(),
@@ -234,7 +236,7 @@ pub(crate) fn describe(
         is_read_only: true,
         standing: Standing::Unopposed,
         answered: AnsweredChanges::AllDurable,
-        superblocks: copies,
+        superblocks: copies.to_vec(),
     }
 }
 
@@ -338,7 +340,7 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
         return Err(VolumeError::Truncated { medium_bytes: medium.len_bytes(), needed_bytes: layout.medium_bytes() });
     }
     // The old superblocks are destroyed first: a half-made volume must not look like the previous one.
-    superblocks::wipe(medium, &layout).await?;
+    superblocks::wipe(medium, &layout, layout.third_offset()).await?;
     medium.sync().await?;
     if options.preallocate {
         medium.reserve(0, layout.medium_bytes()).await?;
@@ -360,7 +362,7 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     Ok(())
 }
 
-async fn write_zeroes<M: Medium>(medium: &M, offset: u64, length: u64) -> Result<(), VolumeError> {
+pub(crate) async fn write_zeroes<M: Medium>(medium: &M, offset: u64, length: u64) -> Result<(), VolumeError> {
     let zeroes = Buffer::zeroed(CHUNK_BYTES.min(length) as usize).freeze();
     let mut at = 0;
     while at < length {

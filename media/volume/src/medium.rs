@@ -4,6 +4,8 @@
 //! them, but the medium reports the failure only once, to one caller; a later sync may succeed although data are gone.
 //! So after one failed sync every other sync fails, too.
 
+pub(crate) mod container_probe;
+pub(crate) mod containers;
 pub(crate) mod high_water;
 pub(crate) mod identity;
 pub(crate) mod lost_copies;
@@ -15,6 +17,8 @@ use std::cell::RefCell;
 
 use sealblock_block::{AsyncMutex, Medium, MediumError, MediumErrorKind, NoteKeeping};
 use sealblock_runtime_memory::{Buffer, Slice};
+
+use crate::format::THIRD_FROM_END_BYTES;
 
 /// A medium whose syncs run one at a time.
 pub(crate) struct SerializedSync<M> {
@@ -119,6 +123,10 @@ impl<M: Medium> Medium for SerializedSync<M> {
     fn set_len(&self, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
         self.medium.set_len(length_bytes)
     }
+
+    fn give_up(&self, why: &str) {
+        self.medium.give_up(why);
+    }
 }
 
 /// A buffer of the medium with these bytes, padded with zeroes up to `len_bytes`.
@@ -128,6 +136,11 @@ pub(crate) fn padded(medium: &impl Medium, bytes: &[u8], len_bytes: usize) -> Sl
     head.copy_from_slice(bytes);
     rest.fill(0);
     buffer.freeze()
+}
+
+/// The offset of the third copy of a superblock if a volume fills the medium.
+pub(crate) fn tail_offset<M: Medium>(medium: &M) -> Option<u64> {
+    (medium.len_bytes() / THIRD_FROM_END_BYTES).checked_sub(1).map(|tail| tail * THIRD_FROM_END_BYTES)
 }
 
 /// How often a sector is read before it counts as unreadable.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sealblock_block::MediumError;
 
-use crate::format::{LayoutError, NotesPlace, SuperblockError};
+use crate::format::{ContainerError, LayoutError, NotesPlace, SuperblockError};
 use crate::medium::identity::IdentityError;
 
 /// Memory for map pages by default, enough for 30 GiB of 4 KiB blocks. It is allocated as needed.
@@ -145,9 +145,40 @@ pub enum VolumeError {
         "its superblocks and its log were put back to an earlier state: when it was used last, its block map was newer than both; blocks written before may read as older content, and which ones is not known"
     )]
     NewerPages,
+    /// The superblock of a volume in shards cannot be used, or none with these properties is possible.
+    #[error("{0}")]
+    Container(#[from] ContainerError),
+    /// Superblocks of two volumes in shards are on the medium, and neither has its first shard there.
+    #[error("the superblocks of two volumes in shards are on the medium, and the first shard belongs to neither")]
+    TwoContainers,
+    /// One shard of a volume in shards cannot be used.
+    #[error("shard {shard}: {error}")]
+    Shard {
+        /// The number of the shard, from 0.
+        shard: u32,
+        /// Why.
+        error: Box<VolumeError>,
+    },
+    /// Another volume, or another shard, is in the window of a shard.
+    #[error("volume {found} is in its place, and {due} belongs there")]
+    ForeignShard {
+        /// The identity of what is there, as text.
+        found: String,
+        /// The identity of the shard, as text.
+        due: String,
+    },
+    /// A shard has another layout or protection than its volume.
+    #[error("its layout or its protection is not that of the volume")]
+    OtherShard,
     /// What recovery found could not be made durable.
     #[error("recovery could not be finished: {0}")]
     Recovery(String),
+}
+
+impl VolumeError {
+    pub(crate) fn of_shard(shard: u32, error: VolumeError) -> VolumeError {
+        VolumeError::Shard { shard, error: Box::new(error) }
+    }
 }
 
 /// A defect injected on purpose: each breaks one rule of crash consistency. It takes effect only in a build with the

@@ -10,7 +10,7 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, Lba};
 
 use crate::format::{
-    BlockGroup, HighWaterMark, Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock, WhyLost,
+    BlockGroup, Container, HighWaterMark, Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock, WhyLost,
 };
 use crate::log::Log;
 use crate::log::notes::Notes;
@@ -23,7 +23,7 @@ use crate::medium::high_water::HighWater;
 use crate::medium::identity::Standing;
 use crate::medium::lost_copies::LostCopies;
 use crate::medium::reserved::ReservedAreas;
-use crate::medium::superblocks::{COPIES, SuperblockCopy};
+use crate::medium::superblocks::SuperblockCopy;
 use crate::options::Mutation;
 use crate::space::BlockAllocator;
 use crate::space::free_map::{FreeMap, Loader};
@@ -95,8 +95,10 @@ pub struct VolumeInfo {
     pub write_seq: u64,
     /// True if it was closed cleanly before this open.
     pub is_clean: bool,
-    /// The layout.
+    /// The layout; in a volume in shards, that of each shard.
     pub layout: Layout,
+    /// The container, if the volume is in shards.
+    pub container: Option<Container>,
     /// Blocks whose map entries recovery took from the log after a crash.
     pub recovered: u64,
     /// Map entries in the log that recovery dropped, because their data had not reached the medium.
@@ -117,8 +119,9 @@ pub struct VolumeInfo {
     pub standing: Standing,
     /// What is known of changes that had completed, but were not durable, when the volume was last used.
     pub answered: AnsweredChanges,
-    /// The copies of the superblock, as they were found. A volume open for writing has rewritten lost ones.
-    pub superblocks: [SuperblockCopy; COPIES],
+    /// The copies of the superblock, as they were found: three, and in a volume in shards also three of each shard. A
+    /// volume open for writing has rewritten lost ones.
+    pub superblocks: Vec<SuperblockCopy>,
 }
 
 /// The fate of changes that had completed, but had not been flushed, when the last use of the volume ended without a
@@ -286,6 +289,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) fn fail(&self, why: &MediumError) -> Error {
         self.state.set(VolumeState::Failed);
         *self.commits.failure.borrow_mut() = Some(why.to_string());
+        self.medium.give_up(&why.to_string());
         tracing::error!(%why, "volume failed, writes disabled");
         self.commits.wanted.notify();
         self.checkpoints.wake();

@@ -12,6 +12,7 @@ const TARGET: fn(&[u8]) = target(env!("CARGO_BIN_NAME"));
 const fn target(name: &str) -> fn(&[u8]) {
     match name.as_bytes() {
         b"superblock" => volume::try_superblock,
+        b"container" => volume::try_container,
         b"log" => volume::try_log,
         b"block_map" => block_map::try_block_map,
         b"label" => labels::try_mirror_label,

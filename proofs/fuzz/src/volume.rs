@@ -1,7 +1,7 @@
 //! Superblocks and the log of a volume.
 
 use sealblock_media_volume::format::{
-    Answered, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, SUPERBLOCK_BYTES, Seed,
+    Answered, Container, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, SUPERBLOCK_BYTES, Seed,
     Superblock, WhyLost,
 };
 use sealblock_units::{BlockSize, Lba};
@@ -72,6 +72,43 @@ fn check_segments(layout: &Layout) {
     assert!(layout.block_groups() <= layout.max_groups());
     let place = layout.page_offsets(layout.page_of(last).0).expect("the last block has a page");
     assert!(place.first <= last && last.get() < place.first.get() + place.blocks);
+}
+
+/// Superblocks of volumes in shards: any bytes are refused, or decode to a value that encodes to the same bytes.
+pub fn try_container(input: &[u8]) {
+    check_container(input);
+    // A valid superblock with some bytes changed, and its checksum updated.
+    let mut pieces = Pieces::new(input);
+    let size = if pieces.byte() & 1 == 0 { BlockSize::B512 } else { BlockSize::B4096 };
+    let sector_bytes = if pieces.byte() & 1 == 0 { 512 } else { 4096 };
+    let capacity_blocks = pieces.word() >> (pieces.byte() % 64);
+    let (shards, medium_bytes) = (u32::from(pieces.byte() % 18), pieces.word() >> (pieces.byte() % 64));
+    let protection = format(&mut pieces);
+    let made = Container::new([3; 16], (size, sector_bytes), capacity_blocks, protection, (shards, medium_bytes));
+    let Ok(container) = made else { return };
+    let mut bytes = container.encode();
+    assert_eq!(Container::decode(&bytes), Ok(container));
+    while !pieces.is_empty() {
+        bytes[usize::from(pieces.short()) % SUPERBLOCK_BYTES] = pieces.byte();
+    }
+    forge_superblock(&mut bytes);
+    check_container(&bytes);
+}
+
+fn check_container(bytes: &[u8]) {
+    let Ok(container) = Container::decode(bytes) else { return };
+    assert_eq!(container.encode(), bytes[..SUPERBLOCK_BYTES]);
+    assert!(Superblock::is_trace(bytes) && Superblock::decode(bytes).is_err());
+    let windows = (0..container.shards()).map(|shard| container.window(shard));
+    let end = windows.fold(Container::windows_offset(), |end, window| {
+        assert!(window.offset == end && window.length == container.shard_layout().medium_bytes());
+        window.offset + window.length
+    });
+    assert!(end == container.windows_end() && end < container.copy_offsets()[2]);
+    let last = Lba::new(container.capacity_blocks() - 1);
+    let (shard, place) = container.shard_of(last);
+    assert!(shard < container.shards() && place.get() < container.shard_layout().capacity_blocks());
+    assert_eq!(container.block_at(shard, place), last);
 }
 
 fn check_superblock(bytes: &[u8]) {

@@ -20,7 +20,7 @@ use sealblock_runtime_reactor::{now, sleep, timeout};
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
     Access, Cause, CloseLimit, Closer, FileVolume, OpenMirror, OpenTarget, StackError, TargetInfo, Usage,
-    bars_resizing, device_error, open_again, resize_error, resize_volume,
+    bars_resizing, device_error, open_again, resize_error, resize_volume, shards_keep_their_size,
 };
 use sealblock_units::{BlockSize, ByteCount};
 
@@ -177,6 +177,9 @@ impl LocalDevice {
                 refuse(Cause::Unreachable, "it could not be reopened after the resize").advise("restart the server")
             );
         };
+        if closer.is_lone_volume_in_shards() {
+            return Err(shards_keep_their_size(RESIZING));
+        }
         let Some(volume) = closer.lone_volume() else {
             let why = "only a protected volume that is served directly can be resized while served";
             return Err(refuse(Cause::Unsuitable, why)

@@ -8,10 +8,11 @@ use sealblock_block::{Error, ErrorKind};
 use sealblock_media_file::FileMedium;
 use sealblock_media_nbd::NbdDevice;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
-use sealblock_media_volume::{IdleWorkCounts, Volume, WhyLost};
+use sealblock_media_volume::{Volume, WhyLost};
 
 use crate::opened::closing::CloseLimit;
 use crate::opened::recorded::KeepDamage;
+use crate::opened::shards::{ShardedVolume, log_maintenance};
 use crate::program::ReactorClock;
 
 /// A volume in a file, on the reactor's clock. The file and its lock may outlive the volume.
@@ -113,6 +114,8 @@ pub(crate) enum CloseHandle {
     Damage(Rc<dyn KeepDamage>),
     /// A volume of this process.
     Volume(Rc<FileVolume>),
+    /// The shards of a volume of this process.
+    Shards(Rc<ShardedVolume>),
     /// A connection over NVMe/TCP.
     NvmeTcp(NvmeTcpDevice),
     /// Connections over NBD.
@@ -140,9 +143,10 @@ async fn close_in_order(held: &[CloseHandle], limit: CloseLimit) -> Result<(), E
             }
             CloseHandle::Volume(volume) => {
                 let result = limit.close_volume(volume.close()).await.flatten();
-                log_maintenance(volume);
+                log_maintenance(volume.medium().path(), volume.upkeep());
                 result
             }
+            CloseHandle::Shards(volume) => limit.close_volume(volume.close()).await.flatten(),
             CloseHandle::NvmeTcp(device) => {
                 let settled = settle(limit, device.settled()).await;
                 if let Err(error) = limit.close(device.close()).await {
@@ -197,6 +201,9 @@ pub(crate) fn lost_answers(held: &[CloseHandle]) -> Vec<String> {
         CloseHandle::Volume(volume) => {
             volume.may_be_lost().map(|why| lost_answers_of(volume.medium().path(), why)).into_iter().collect()
         }
+        CloseHandle::Shards(volume) => {
+            volume.may_be_lost().map(|why| lost_answers_of(volume.path(), why)).into_iter().collect()
+        }
         CloseHandle::Members(members) => members.lost_answers(),
         // Their servers tell this host, as any other one.
         CloseHandle::NvmeTcp(_) | CloseHandle::Nbd(_) | CloseHandle::Damage(_) => Vec::new(),
@@ -216,6 +223,7 @@ pub(crate) fn forget_lost(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(),
         for held in held {
             forgotten = forgotten.and(match held {
                 CloseHandle::Volume(volume) => volume.forget_lost().await,
+                CloseHandle::Shards(volume) => volume.forget_lost().await,
                 CloseHandle::Members(members) => members.forget_lost().await,
                 CloseHandle::NvmeTcp(_) | CloseHandle::Nbd(_) | CloseHandle::Damage(_) => Ok(()),
             });
@@ -224,19 +232,10 @@ pub(crate) fn forget_lost(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(),
     })
 }
 
-/// Logs background work of a volume.
-fn log_maintenance(volume: &FileVolume) {
-    let IdleWorkCounts { blocks_moved, blocks_unfit, bytes_punched } = volume.upkeep();
-    if blocks_moved + blocks_unfit + bytes_punched > 0 {
-        let path = volume.medium().path().display();
-        tracing::info!(%path, blocks_moved, blocks_unfit, bytes_punched, "what the volume did while it was idle");
-    }
-}
-
 /// Bytes of payload received from other hosts until now; `None` if nothing is remote.
 pub(crate) fn received_bytes(held: &[CloseHandle]) -> Option<u64> {
     let remotes = held.iter().filter_map(|held| match held {
-        CloseHandle::Volume(_) | CloseHandle::Damage(_) => None,
+        CloseHandle::Volume(_) | CloseHandle::Shards(_) | CloseHandle::Damage(_) => None,
         CloseHandle::NvmeTcp(device) => Some(device.counters().received_bytes),
         CloseHandle::Nbd(device) => Some(device.counters().received_bytes),
         CloseHandle::Members(members) => members.received_bytes(),

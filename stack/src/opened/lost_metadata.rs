@@ -6,7 +6,36 @@
 
 use std::path::Path;
 
-use sealblock_media_volume::{LostCopies, VolumeInfo as VolumeDescription};
+use sealblock_media_volume::{LostCopies, Standing, VolumeInfo as VolumeDescription};
+
+use crate::identity::uuid_text;
+use crate::quantity::count;
+
+/// Logs what an open has found lost.
+pub(crate) fn warn_of_losses(path: &Path, found: &VolumeDescription, read_only: bool) {
+    let path = path.display();
+    if found.log_lost > 0 {
+        let sectors = count(found.log_lost, "sector");
+        tracing::warn!("{path}: {sectors} of the log lost; blocks written last may be older than what was written");
+    }
+    for (place, records) in found.lost_copies.foreign() {
+        tracing::warn!("{path}: {} of another volume in {place}", count(records, "record"));
+    }
+    if found.standing != Standing::Certain {
+        let uuid = uuid_text(&found.uuid);
+        tracing::warn!("{path}: not proven to be volume {uuid}; unproven blocks read as damaged");
+    }
+    for lba in &found.unreadable {
+        tracing::warn!("{path}: block {lba} was written before a crash and is unreadable");
+    }
+    for copy in &found.superblocks {
+        if let Some(why) = &copy.lost {
+            let at = copy.offset_bytes;
+            let then = if read_only { "the next open for writing rewrites it" } else { "it was rewritten" };
+            tracing::warn!("{path}: the superblock at byte {at} was lost ({why}); {then}");
+        }
+    }
+}
 
 /// What volumes have lost.
 #[derive(Clone, Default, Debug)]

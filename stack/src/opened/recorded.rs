@@ -19,7 +19,7 @@ use sealblock_block::{
     Response, WatchedRequest,
 };
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::sleep;
+use sealblock_runtime_reactor::{CoreLocal, sleep};
 use sealblock_scrub::{FormatError, SavedState};
 
 /// How long after a change the list is saved.
@@ -33,6 +33,24 @@ pub(crate) struct Recorded<D> {
     copies: bool,
     /// What keeps the list; `None` in memory only.
     keeper: Option<Keeper>,
+    /// Wakes the core that keeps the list, if that is another one.
+    saver: Option<SaveWake>,
+}
+
+/// Wakes the core that keeps a list, from any core.
+#[derive(Clone)]
+pub(crate) struct SaveWake(CoreLocal<Condition>);
+
+impl SaveWake {
+    fn wake(&self) {
+        let changed = self.0.clone();
+        // A core that has stopped saved the list when it closed the device.
+        let _ = self.0.home().send(move || {
+            if let Some(changed) = changed.get() {
+                changed.notify();
+            }
+        });
+    }
 }
 
 /// The list in the reserved area of a volume.
@@ -62,7 +80,17 @@ impl<D: Device + 'static> Recorded<D> {
 
     /// A device that another core has open with the same list.
     pub fn sharing(device: D, record: Arc<DamageRecord>) -> Recorded<D> {
-        Recorded { copies: device.abilities().copies, device, record, keeper: None }
+        Recorded::saved_elsewhere(device, record, None)
+    }
+
+    /// The same where that core keeps the list.
+    pub fn saved_elsewhere(device: D, record: Arc<DamageRecord>, saver: Option<SaveWake>) -> Recorded<D> {
+        Recorded { copies: device.abilities().copies, device, record, keeper: None, saver }
+    }
+
+    /// What wakes this core when another one has changed the list, if this one saves it.
+    pub fn save_wake(&self) -> Option<SaveWake> {
+        self.keeper.as_ref().map(|keeper| SaveWake(CoreLocal::new(Rc::clone(&keeper.changed))))
     }
 
     /// The volume of this name and identity with its list. Once its area was read, `is_lost` says whether there was a
@@ -106,7 +134,7 @@ impl<D: Device + 'static> Recorded<D> {
             changed: Rc::clone(&changed),
         };
         let Abilities { writable: is_writable, copies, .. } = device.abilities();
-        let recorded = Rc::new(Recorded { device, record, copies, keeper: Some(keeper) });
+        let recorded = Rc::new(Recorded { device, record, copies, keeper: Some(keeper), saver: None });
         if is_writable {
             drop(sealblock_runtime_reactor::spawn(save_changes(Rc::downgrade(&recorded), changed)));
         }
@@ -155,10 +183,13 @@ impl<D: Device + 'static> Recorded<D> {
     }
 
     fn observe(&self, request: &WatchedRequest, outcome: &Outcome) {
-        let was_empty = self.record.is_empty();
+        let (was_empty, generation) = (self.record.is_empty(), self.record.generation());
         self.record.observe(request, outcome);
         if was_empty && self.record.is_empty() {
             return;
+        }
+        if let Some(saver) = self.saver.as_ref().filter(|_| self.record.generation() != generation) {
+            saver.wake();
         }
         if let Some(keeper) = self.keeper.as_ref().filter(|_| self.is_unsaved()) {
             keeper.changed.notify();

@@ -11,23 +11,25 @@ use std::time::{Duration, Instant};
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{Error, ErrorKind, Medium};
 use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
+use sealblock_media_volume::shards::probe_shards;
 use sealblock_media_volume::{
-    Mutation, OpenOptions, Recognised, ResizeOptions, Resized, Standing, VolumeInfo, recognise, resize,
+    Mutation, OpenOptions, Recognised, ResizeOptions, Resized, VolumeInfo, recognise, resize,
 };
 use sealblock_runtime_ioctl::range_lock::Use;
-use sealblock_units::BlockSize;
+use sealblock_units::{BlockSize, Lba};
 
 use crate::error::{Cause, StackError, shell_word};
 use crate::failures::{medium_error, open_error, resize_error, volume_error};
 use crate::groups::membership::bars_resizing;
-use crate::identity::uuid_text;
 use crate::kernel::claims::{Conflict, claim};
 use crate::kernel::holder::held_by_live_process;
 use crate::opened::OpenTarget;
 use crate::opened::held::{Access, FileVolume};
 use crate::opened::info::TargetInfo;
+use crate::opened::lost_metadata::warn_of_losses;
+use crate::opened::shards::ShardVolume;
+use crate::path::shards::{open_shard, open_shards};
 use crate::program::ReactorClock;
-use crate::quantity::count;
 use crate::target::TargetName;
 
 /// The kind of a plain file's bytes.
@@ -138,7 +140,31 @@ pub(crate) async fn volume_as(
     access: Access,
 ) -> Result<OpenTarget, StackError> {
     let options = options(&medium, access);
-    Ok(whole(target, volume_on(medium, path, &options).await?).await)
+    open_on(target, medium, path, &options).await
+}
+
+/// Opens the volume on a medium, whether or not it is in shards.
+pub(crate) async fn open_on(
+    target: &TargetName,
+    medium: Rc<FileMedium>,
+    path: &Path,
+    options: &OpenOptions,
+) -> Result<OpenTarget, StackError> {
+    match open_shards(target, &medium, path, options).await? {
+        Some(opened) => Ok(opened),
+        None => Ok(whole(target, volume_on(medium, path, options).await?).await),
+    }
+}
+
+/// Opens the shard of a block for writing, by itself, and returns the block's place in it. `None` if the volume at the
+/// path is not in shards.
+///
+/// # Errors
+/// Why it does not open.
+pub async fn open_shard_of(path: &Path, lba: Lba) -> Result<Option<(Rc<ShardVolume>, Lba)>, StackError> {
+    let medium = Rc::new(medium_of(path, Access::Write).await?);
+    let options = options(&medium, Access::Write);
+    open_shard(medium, path, lba, &options).await
 }
 
 /// Reopens a closed volume on its medium, which stayed open. The first open has checked its use.
@@ -246,30 +272,7 @@ pub(crate) async fn volume_on(
     let opened = sealblock_media_volume::open(medium, ReactorClock, options)
         .await
         .map_err(|error| volume_error("open", &error).on(path.display()))?;
-    if opened.description.log_lost > 0 {
-        let (path, sectors) = (path.display(), opened.description.log_lost);
-        tracing::warn!(
-            "{path}: {} of the log lost; blocks written last may be older than what was written",
-            count(sectors, "sector")
-        );
-    }
-    for (place, records) in opened.description.lost_copies.foreign() {
-        tracing::warn!("{}: {} of another volume in {place}", path.display(), count(records, "record"));
-    }
-    if opened.description.standing != Standing::Certain {
-        let (path, uuid) = (path.display(), uuid_text(&opened.description.uuid));
-        tracing::warn!("{path}: not proven to be volume {uuid}; unproven blocks read as damaged");
-    }
-    for lba in &opened.description.unreadable {
-        tracing::warn!("{}: block {lba} was written before a crash and is unreadable", path.display());
-    }
-    for copy in &opened.description.superblocks {
-        if let Some(why) = &copy.lost {
-            let (path, at) = (path.display(), copy.offset_bytes);
-            let then = if options.read_only { "the next open for writing rewrites it" } else { "it was rewritten" };
-            tracing::warn!("{path}: the superblock at byte {at} was lost ({why}); {then}");
-        }
-    }
+    warn_of_losses(path, &opened.description, options.read_only);
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
     Ok(OpenVolume { volume: opened.volume, description: opened.description, file })
 }
@@ -284,9 +287,18 @@ pub fn resize_volume<'a>(
     capacity_blocks: u64,
 ) -> LocalBoxFuture<'a, Result<Resized, StackError>> {
     Box::pin(async move {
+        if !matches!(probe_shards(medium).await, Ok(None)) {
+            return Err(shards_keep_their_size(doing));
+        }
         let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
         resize(medium, ReactorClock, &options).await.map_err(|error| resize_error(doing, &error))
     })
+}
+
+/// Why a volume in shards is not resized, and what to do instead.
+pub fn shards_keep_their_size(doing: &str) -> StackError {
+    StackError::new(Cause::Unsuitable, doing, "a volume in shards cannot be resized")
+        .advise("create a new one of that size, and use `sealblock copy`")
 }
 
 /// The size of the blocks that a medium without seals is parted into.

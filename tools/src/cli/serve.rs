@@ -50,7 +50,8 @@ pub struct Serve {
     /// Fail if any target cannot be opened. [default: serve the other targets and retry]
     #[arg(long)]
     pub strict: bool,
-    /// Number of cores, each a thread on its own CPU. A volume stays on one core; connections are spread over all.
+    /// Number of cores, each a thread on its own CPU. A volume stays on one core, its shards go round all of them;
+    /// connections are spread over all.
     /// [default: the number of CPUs, at most 8]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub cores: Option<NonZeroUsize>,

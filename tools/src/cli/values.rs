@@ -57,6 +57,14 @@ pub(super) const PROTECTION_TYPES: &Names<ProtectionType> = &[
     ("3", "Not checked", ProtectionType::Type3),
 ];
 
+/// A number of shards that `create` makes.
+pub(super) fn parse_shards(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(shards @ (1 | 2 | 4 | 8 | 16)) => Ok(shards),
+        _ => Err("must be 1, 2, 4, 8 or 16".to_owned()),
+    }
+}
+
 /// Ways of damaging a block.
 pub(super) const CORRUPTIONS: &Names<CorruptionKind> = &[
     ("data", "One bit of its data flips", CorruptionKind::Data),

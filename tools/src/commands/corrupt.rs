@@ -1,8 +1,12 @@
 //! `sealblock corrupt`: damage on purpose.
 
-use sealblock_block::Device;
-use sealblock_media_volume::{CorruptionError, CorruptionKind};
-use sealblock_stack::{Access, Cause, FileVolume, StackError, device_error, on_reactor, open_volume};
+use std::path::Path;
+
+use sealblock_block::{Device, Medium};
+use sealblock_media_volume::{CorruptionError, CorruptionKind, Volume};
+use sealblock_stack::{
+    Access, Cause, FileVolume, ReactorClock, StackError, device_error, on_reactor, open_shard_of, open_volume,
+};
 use sealblock_units::Lba;
 
 use crate::cli::Corrupt;
@@ -13,19 +17,42 @@ use crate::report::{note_lost_answers_of, say};
 pub fn run(arguments: &Corrupt) -> Result<Exit, StackError> {
     let path = arguments.volume.path();
     on_reactor(async {
+        if let Some((volume, place)) = open_shard_of(path, arguments.lba).await? {
+            return damage_and_close(&volume, path, place, arguments).await;
+        }
         let open = open_volume(path, Access::Write).await?;
-        note_lost_answers_of(path, open.volume.may_be_lost());
-        let damaged = damage(&open.volume, arguments.lba, arguments.kind).await;
-        let closed = open.volume.close().await.map_err(|error| device_error("close", &error));
-        damaged.and(closed).map_err(|failure| failure.on(path.display()))
+        damage_and_close(&open.volume, path, arguments.lba, arguments).await
     })?;
     say(&format!("{}: block {} damaged ({})", path.display(), arguments.lba, to_text(arguments.kind)))?;
     Ok(Exit::Clean)
 }
 
+/// Damages the block at this place of an open volume, or of one shard.
+async fn damage_and_close<M: Medium>(
+    volume: &Volume<M, ReactorClock>,
+    path: &Path,
+    place: Lba,
+    arguments: &Corrupt,
+) -> Result<(), StackError> {
+    note_lost_answers_of(path, volume.may_be_lost());
+    let damaged = damage_at(volume, place, (arguments.lba, arguments.kind)).await;
+    let closed = volume.close().await.map_err(|error| device_error("close", &error));
+    damaged.and(closed).map_err(|failure| failure.on(path.display()))
+}
+
 /// Damages one block of an open volume.
 pub async fn damage(volume: &FileVolume, lba: Lba, kind: CorruptionKind) -> Result<(), StackError> {
-    volume.damage(lba, kind).await.map_err(|error| {
+    damage_at(volume, lba, (lba, kind)).await
+}
+
+/// Damages the block at a place, which is block `lba` of the whole volume.
+async fn damage_at<M: Medium>(
+    volume: &Volume<M, ReactorClock>,
+    place: Lba,
+    (lba, kind): (Lba, CorruptionKind),
+) -> Result<(), StackError> {
+    volume.damage(place, kind).await.map_err(|error| {
+        let error = error.at(lba);
         let doing = format!("corrupt block {lba}");
         match error {
             CorruptionError::Range { .. } => StackError::new(Cause::Usage, doing, error)

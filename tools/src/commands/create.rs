@@ -6,7 +6,9 @@ use std::time::Instant;
 use sealblock_block::Medium;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_file::{FileMedium, Options};
-use sealblock_media_volume::{CreateOptions, create, format::Layout};
+use sealblock_media_volume::format::{Container, Layout};
+use sealblock_media_volume::shards::create_shards;
+use sealblock_media_volume::{CreateOptions, create};
 use sealblock_stack::identity::{new_uuid, uuid_text};
 use sealblock_stack::quantity::count;
 use sealblock_stack::{
@@ -30,6 +32,7 @@ struct Report {
     blocks: u64,
     block_size: usize,
     protection: Option<serde_json::Value>,
+    shards: u32,
     elapsed_s: f64,
 }
 
@@ -38,7 +41,7 @@ pub fn run(arguments: &Create) -> Result<Exit, StackError> {
     let path = arguments.volume.path();
     let options = options(arguments).map_err(|failure| failure.on(path.display()))?;
     let started = Instant::now();
-    make(path, &options, arguments.force)?;
+    make_in(path, &options, arguments.shards, arguments.force)?;
     if arguments.json {
         print_json(&Report {
             volume: arguments.volume.to_string(),
@@ -47,17 +50,19 @@ pub fn run(arguments: &Create) -> Result<Exit, StackError> {
             blocks: options.capacity_blocks,
             block_size: options.block_size.bytes(),
             protection: options.protection.map(protection_json),
+            shards: arguments.shards,
             elapsed_s: started.elapsed().as_secs_f64(),
         })?;
         return Ok(Exit::Clean);
     }
     say(&format!(
-        "{}: {} in {} of {} bytes, {}",
+        "{}: {} in {} of {} bytes, {}{}",
         path.display(),
         arguments.size,
         count(options.capacity_blocks, "block"),
         options.block_size,
         protection_text(options.protection),
+        if arguments.shards > 1 { format!(", {} shards", arguments.shards) } else { String::new() },
     ))?;
     Ok(Exit::Clean)
 }
@@ -65,16 +70,21 @@ pub fn run(arguments: &Create) -> Result<Exit, StackError> {
 /// Makes a volume at `path`; a file that was not there before is taken away again if that fails, or if this process is
 /// killed where the file system has files without names.
 pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), StackError> {
+    make_in(path, options, 1, force)
+}
+
+/// The same, in this number of shards.
+fn make_in(path: &Path, options: &CreateOptions, shards: u32, force: bool) -> Result<(), StackError> {
     let fresh = !path.exists();
     if let Some(new) = check_new(path).ok().filter(|()| fresh).and_then(|()| UnnamedFile::begin(path)) {
         let present = new.present_path();
-        let made = on_reactor(async { fill(&open(&present, false, true).await?, options).await });
+        let made = on_reactor(async { fill(&open(&present, false, true).await?, options, shards).await });
         let named = made.and_then(|()| new.complete().map_err(|error| StackError::at_path("create", &error, path)));
         return named.map_err(|failure| failure.on(path.display()));
     }
     let made = on_reactor(async {
         let medium = open(path, fresh, force).await?;
-        let made = fill(&medium, options).await;
+        let made = fill(&medium, options, shards).await;
         if made.is_err() && fresh {
             // This call created it, so no data is lost. A failure to remove it would hide the first failure, which matters.
             std::fs::remove_file(path).ok();
@@ -85,21 +95,35 @@ pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), Sta
 }
 
 /// Turns a medium into a volume. Its content is discarded only after the volume's size was found to be valid.
-async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), StackError> {
+async fn fill(medium: &FileMedium, options: &CreateOptions, shards: u32) -> Result<(), StackError> {
     let failed = |error| medium_error("create", &error);
-    let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)
-        .map_err(|error| StackError::new(Cause::Usage, "create", error))?;
+    let medium_bytes = medium_bytes(options, medium.sector_bytes(), shards)?;
     if !medium.is_block_device() && medium.len_bytes() > 0 {
-        medium.set_len_bytes(layout.medium_bytes().max(medium.len_bytes())).map_err(failed)?;
+        medium.set_len_bytes(medium_bytes.max(medium.len_bytes())).map_err(failed)?;
         // The old content goes at once, and its space with it.
         medium.set_len_bytes(0).map_err(failed)?;
     }
-    medium.set_len_bytes(layout.medium_bytes()).map_err(failed)?;
+    medium.set_len_bytes(medium_bytes).map_err(failed)?;
     if medium.is_block_device() && signature(medium).await.is_some() {
         // What others left, at the end or as backups, would have them find themselves there, where the volume does not reach it.
         wipe(medium).await.map_err(failed)?;
     }
-    create(medium, options).await.map_err(|error| volume_error("create", &error))
+    let created = match shards {
+        1 => create(medium, options).await,
+        _ => create_shards(medium, options, shards).await.map(drop),
+    };
+    created.map_err(|error| volume_error("create", &error))
+}
+
+/// The bytes that a volume needs.
+fn medium_bytes(options: &CreateOptions, sector_bytes: u32, shards: u32) -> Result<u64, StackError> {
+    let (profile, capacity_blocks) = ((options.block_size, sector_bytes), options.capacity_blocks);
+    if shards == 1 {
+        let layout = Layout::new(options.block_size, sector_bytes, capacity_blocks);
+        return Ok(layout.map_err(|error| StackError::new(Cause::Usage, "create", error))?.medium_bytes());
+    }
+    let container = Container::new(options.uuid, profile, capacity_blocks, options.protection, (shards, 0));
+    Ok(container.map_err(|error| volume_error("create", &error.into()))?.medium_bytes())
 }
 
 fn options(arguments: &Create) -> Result<CreateOptions, StackError> {

@@ -11,7 +11,7 @@ use sealblock_layers_multipath::{PathMonitor, PathStatus};
 use sealblock_media_file::punches_beside;
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, PiSource};
-use sealblock_media_volume::format::{Layout, MAX_SEGMENTS, Segment};
+use sealblock_media_volume::format::{Container, Layout, MAX_SEGMENTS, Segment};
 use sealblock_media_volume::{AnsweredChanges, Standing, SuperblockCopy, VolumeInfo as VolumeDescription};
 use sealblock_stack::identity::uuid_text;
 use sealblock_stack::quantity::count;
@@ -146,11 +146,12 @@ fn info_json(info: &TargetInfo) -> Value {
             "unreadable_blocks": volume.unreadable.iter().map(|lba| lba.get()).collect::<Vec<_>>(),
             "lost_log_sectors": volume.log_lost,
             "sector_bytes": volume.layout.sector_bytes(),
-            "log_bytes": volume.layout.log_bytes(),
-            "block_groups": volume.layout.block_groups(),
-            "created_bytes": volume.layout.created_blocks() << volume.layout.block_size().shift(),
-            "segments": segments_json(&volume.layout),
-            "medium_bytes": volume.layout.medium_bytes(),
+            "log_bytes": volume.layout.log_bytes() * shards(volume),
+            "block_groups": volume.layout.block_groups() * shards(volume),
+            "created_bytes": created_bytes(volume),
+            "segments": volume.container.is_none().then(|| segments_json(&volume.layout)),
+            "medium_bytes": volume.container.map_or(volume.layout.medium_bytes(), |all| all.medium_bytes()),
+            "shards": volume.container.as_ref().map(shards_json),
             "unflushed_lost": unflushed_lost(volume),
             "lost_metadata_copies": volume.lost_copies.count(),
             "maybe_cut_off_metadata_copies": volume.lost_copies.maybe_cut_off(),
@@ -177,6 +178,27 @@ fn info_json(info: &TargetInfo) -> Value {
         "mirror": info.mirror.as_ref().map(|mirror| MirrorStatus::of(mirror)),
         "inner": info.inner.first().filter(|_| !info.is_group()).map(info_json),
         "members": info.is_group().then(|| info.inner.iter().map(info_json).collect::<Vec<_>>()),
+    })
+}
+
+/// Number of shards, 1 for a volume that is not in shards.
+fn shards(volume: &VolumeDescription) -> u64 {
+    volume.container.map_or(1, |all| u64::from(all.shards()))
+}
+
+fn created_bytes(volume: &VolumeDescription) -> u64 {
+    let blocks = volume.container.map_or(volume.layout.created_blocks(), |all| all.capacity_blocks());
+    blocks << volume.layout.block_size().shift()
+}
+
+/// The shards of a volume, and how blocks are dealt to them.
+fn shards_json(container: &Container) -> Value {
+    let windows = (0..container.shards()).map(|shard| container.window(shard));
+    json!({
+        "count": container.shards(),
+        "unit_blocks": container.unit_blocks(),
+        "blocks": container.shard_layout().capacity_blocks(),
+        "windows": windows.map(|at| json!({ "offset": at.offset, "bytes": at.length })).collect::<Vec<_>>(),
     })
 }
 
@@ -358,6 +380,12 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
         lines.put("unflushed", unflushed_text(why));
     }
     losses_text(lines, volume);
+    if let Some(container) = &volume.container {
+        let (block, layout) = (volume.layout.block_size(), container.shard_layout());
+        let bytes = |blocks: u64| ByteCount::new(blocks << block.shift());
+        let (each, unit) = (bytes(layout.capacity_blocks()), bytes(container.unit_blocks()));
+        lines.put("shards", format!("{} of {each}, in units of {unit}", container.shards()));
+    }
     if volume.layout.is_resized() {
         let created = ByteCount::new(volume.layout.created_blocks() << volume.layout.block_size().shift());
         let parts = match volume.layout.segments().len() {

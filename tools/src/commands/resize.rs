@@ -8,10 +8,11 @@ use std::rc::Rc;
 
 use sealblock_media_file::{OpenError, Options};
 use sealblock_media_volume::probe;
+use sealblock_media_volume::shards::probe_shards;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
     Cause, FileKind, StackError, inspect, on_reactor, open_error, open_medium, remains_error, resize_volume,
-    volume_error,
+    shards_keep_their_size, volume_error,
 };
 
 use crate::cli::{Resize, ServedName};
@@ -73,6 +74,9 @@ async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), StackErr
         FileKind::Volume => {}
         FileKind::Remains(parts) => return Err(remains_error(RESIZING, path, &parts)),
         FileKind::Raw => return Err(StackError::new(Cause::Unsuitable, RESIZING, "it is not a protected volume")),
+    }
+    if !matches!(probe_shards(&medium).await, Ok(None)) {
+        return Err(shards_keep_their_size(RESIZING));
     }
     let block_size = probe(&medium).await.map_err(|error| volume_error(RESIZING, &error))?.layout.block_size();
     let capacity_blocks = blocks_of(size.get(), block_size)?;

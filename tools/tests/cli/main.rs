@@ -57,6 +57,7 @@ mod scrub;
 mod serve;
 mod serve_nbd;
 mod service;
+mod shards;
 mod shared_device;
 mod space;
 mod stale;

@@ -1,8 +1,9 @@
 //! The bytes of a protected volume, pure: no I/O, no clock.
 //!
-//! `docs/formats/protected-volume.md` describes every byte. All input is untrusted until its checksum and its ranges
+//! `docs/formats/protected-volume.md` describes every byte, and `protected-volume-shards.md` those of `container`. All input is untrusted until its checksum and its ranges
 //! have been checked; nothing here panics on any input.
 
+mod container;
 mod generations;
 mod group_map;
 mod high_water;
@@ -17,6 +18,7 @@ mod superblock;
 
 pub(crate) use sealblock_units::little_endian::{get, put};
 
+pub use container::{Container, ContainerError, MAX_SHARDS, MIN_SHARD_BYTES, SHARD_UNIT_BYTES, Window};
 pub use generations::Generations;
 pub use group_map::GroupMapSector;
 pub use high_water::HighWaterMark;

@@ -30,7 +30,7 @@ const AT_WRITE_SEQ: usize = 32;
 const AT_BLOCK_BYTES: usize = 40;
 const AT_SECTOR_BYTES: usize = 44;
 const AT_CAPACITY: usize = 48;
-const AT_GUARD: usize = 56;
+pub(super) const AT_GUARD: usize = 56;
 const AT_TYPE: usize = 57;
 const AT_STORAGE_TAG: usize = 58;
 const AT_CLEAN: usize = 59;
@@ -472,7 +472,7 @@ fn invalid(field: &'static str, value: u64) -> SuperblockError {
     SuperblockError::Field { field, value }
 }
 
-fn protection_codes(protection: Option<PiFormat>) -> (u64, u64, u64) {
+pub(super) fn protection_codes(protection: Option<PiFormat>) -> (u64, u64, u64) {
     let Some(format) = protection else { return (0, 0, 0) };
     let guard = match format.guard() {
         GuardKind::Crc16 => 1,
@@ -520,7 +520,7 @@ fn decode_layout(bytes: &[u8]) -> Result<Layout, SuperblockError> {
     Ok(layout)
 }
 
-fn decode_protection(bytes: &[u8]) -> Result<Option<PiFormat>, SuperblockError> {
+pub(super) fn decode_protection(bytes: &[u8]) -> Result<Option<PiFormat>, SuperblockError> {
     let guard = match get::<1>(bytes, AT_GUARD) {
         0 => return Ok(None),
         1 => GuardKind::Crc16,

@@ -1,8 +1,8 @@
 //! Counts lost copies of metadata, and records of other volumes in their places.
 
-use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::format::Seed;
 
@@ -13,36 +13,67 @@ const MAX_SALTS: usize = 4096;
 
 /// Counts copies of metadata, except superblocks, that were found since the volume was opened to be lost, or older than
 /// the other copy in a way that only a fault explains. They do no harm while the other copy exists.
+///
+/// Only the core of a volume counts; every core may read.
 #[derive(Clone, Default, Debug)]
-pub struct LostCopies(Rc<Losses>);
+pub struct LostCopies {
+    own: Arc<Losses>,
+    /// Those of the shards of a volume.
+    shards: Arc<[LostCopies]>,
+}
 
 #[derive(Default, Debug)]
 struct Losses {
-    lost: Cell<u64>,
+    lost: Count,
     /// Those of them whose write a crash may have cut off.
-    maybe_cut_off: Cell<u64>,
+    maybe_cut_off: Count,
     /// Those of the newest content of reserved areas. Others stay counted when they are written again; these do not.
-    areas: Cell<u64>,
-    newer_pages: Cell<u64>,
-    is_scrub_state_lost: Cell<bool>,
+    areas: Count,
+    newer_pages: Count,
+    is_scrub_state_lost: AtomicBool,
     /// For each salt, the places where records with it were found, and their number.
-    foreign: RefCell<BTreeMap<Seed, BTreeMap<&'static str, u64>>>,
+    foreign: Mutex<ForeignRecords>,
+}
+
+type ForeignRecords = BTreeMap<Seed, BTreeMap<&'static str, u64>>;
+
+/// A number that one core changes.
+#[derive(Default, Debug)]
+struct Count(AtomicU64);
+
+impl Count {
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
 }
 
 impl LostCopies {
+    /// Those of all shards of a volume.
+    pub(crate) fn of_all(shards: Vec<LostCopies>) -> LostCopies {
+        LostCopies { shards: shards.into(), ..LostCopies::default() }
+    }
+
+    fn sum(&self, of: fn(&Losses) -> u64) -> u64 {
+        of(&self.own) + self.shards.iter().map(|shard| shard.sum(of)).sum::<u64>()
+    }
+
     /// The number of lost copies.
     pub fn count(&self) -> u64 {
-        self.0.lost.get()
+        self.sum(|losses| losses.lost.get())
     }
 
     /// Of how many of them nothing shows whether they are damaged or a crash cut their write off.
     pub fn maybe_cut_off(&self) -> u64 {
-        self.0.maybe_cut_off.get()
+        self.sum(|losses| losses.maybe_cut_off.get())
     }
 
     /// How many of them are copies of labels and scrub states that have not been written again.
     pub fn of_areas(&self) -> u64 {
-        self.0.areas.get()
+        self.sum(|losses| losses.areas.get())
     }
 
     /// How many, and what is known of the cause, as text.
@@ -58,37 +89,41 @@ impl LostCopies {
     /// True if every copy of the newest scrub state is lost, and none has been written since. No copy of it is counted:
     /// nothing is left that could be used or rewritten.
     pub fn is_scrub_state_lost(&self) -> bool {
-        self.0.is_scrub_state_lost.get()
+        self.sum(|losses| u64::from(losses.is_scrub_state_lost.load(Ordering::Relaxed))) > 0
     }
 
     pub(crate) fn set_scrub_state_lost(&self, is_lost: bool) {
-        self.0.is_scrub_state_lost.set(is_lost);
+        self.own.is_scrub_state_lost.store(is_lost, Ordering::Relaxed);
     }
 
     /// The places where records of other volumes replace those of this one, and their number.
     pub fn foreign(&self) -> Vec<(&'static str, u64)> {
         let mut places: BTreeMap<&'static str, u64> = BTreeMap::new();
-        let foreign = self.0.foreign.borrow();
-        for of_salt in foreign.values().filter(|places| places.values().sum::<u64>() >= MIN_AGREEING) {
-            of_salt.iter().for_each(|(place, records)| *places.entry(place).or_default() += records);
+        {
+            let foreign = self.own.foreign();
+            for of_salt in foreign.values().filter(|places| places.values().sum::<u64>() >= MIN_AGREEING) {
+                of_salt.iter().for_each(|(place, records)| *places.entry(place).or_default() += records);
+            }
         }
+        let of_shards = self.shards.iter().flat_map(LostCopies::foreign);
+        of_shards.for_each(|(place, records)| *places.entry(place).or_default() += records);
         places.into_iter().collect()
     }
 
     /// Pages of the block map that are newer than the log and the superblocks: these were restored from an earlier
     /// state, so blocks may be older than their last writes.
     pub fn newer_pages(&self) -> u64 {
-        self.0.newer_pages.get()
+        self.sum(|losses| losses.newer_pages.get())
     }
 
     /// This many copies of a reserved area were rewritten. `is_maybe_cut_off`: nothing durable showed their write to
     /// have been complete.
     pub(crate) fn remove_of_area(&self, copies: u64, is_maybe_cut_off: bool) {
-        let fewer = |count: &Cell<u64>| count.set(count.get().saturating_sub(copies));
-        fewer(&self.0.lost);
-        fewer(&self.0.areas);
+        let fewer = |count: &Count| count.set(count.get().saturating_sub(copies));
+        fewer(&self.own.lost);
+        fewer(&self.own.areas);
         if is_maybe_cut_off {
-            fewer(&self.0.maybe_cut_off);
+            fewer(&self.own.maybe_cut_off);
         }
     }
 
@@ -96,30 +131,36 @@ impl LostCopies {
     /// that they are damage, or what a crash left of it.
     pub(crate) fn add_of_area(&self, copies: u64, is_maybe_cut_off: bool) {
         self.add(copies);
-        self.0.areas.set(self.0.areas.get() + copies);
+        self.own.areas.set(self.own.areas.get() + copies);
         if is_maybe_cut_off {
-            self.0.maybe_cut_off.set(self.0.maybe_cut_off.get() + copies);
+            self.own.maybe_cut_off.set(self.own.maybe_cut_off.get() + copies);
         }
     }
 
     pub(crate) fn add_newer_page(&self) {
-        self.0.newer_pages.set(self.0.newer_pages.get() + 1);
+        self.own.newer_pages.set(self.own.newer_pages.get() + 1);
     }
 
     pub(crate) fn forget_newer_pages(&self) {
-        self.0.newer_pages.set(0);
+        self.own.newer_pages.set(0);
     }
 
     pub(crate) fn add(&self, copies: u64) {
-        self.0.lost.set(self.0.lost.get() + copies);
+        self.own.lost.set(self.own.lost.get() + copies);
     }
 
     /// Counts records that are valid under another salt than the volume's.
     pub(crate) fn add_foreign(&self, place: &'static str, salt: Seed, records: u64) {
-        let mut foreign = self.0.foreign.borrow_mut();
+        let mut foreign = self.own.foreign();
         if foreign.len() < MAX_SALTS || foreign.contains_key(&salt) {
             *foreign.entry(salt).or_default().entry(place).or_default() += records;
         }
+    }
+}
+
+impl Losses {
+    fn foreign(&self) -> MutexGuard<'_, ForeignRecords> {
+        self.foreign.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -155,7 +196,7 @@ mod tests {
         for salt in 0..2 * MAX_SALTS as u32 {
             lost.add_foreign("the log", Seed(salt), 1);
         }
-        assert!(lost.0.foreign.borrow().len() <= MAX_SALTS);
+        assert!(lost.own.foreign().len() <= MAX_SALTS);
         assert_eq!(lost.foreign()[1], ("the log", 4), "two of each salt that was there before");
     }
 }

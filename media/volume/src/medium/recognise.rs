@@ -17,9 +17,11 @@ use crate::format::{
     Generations, GroupMapSector, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, ReservedCopy, SUPERBLOCK_OFFSETS,
     Superblock, SuperblockError, reserved_offset,
 };
+use crate::medium::container_probe::probe_shards;
+use crate::medium::containers::trace;
 use crate::medium::identity::IdentityError;
 use crate::medium::superblocks;
-use crate::medium::{PROBE_BYTES, read_probe};
+use crate::medium::{PROBE_BYTES, read_probe, tail_offset};
 use crate::options::VolumeError;
 
 /// The offset of every log.
@@ -61,6 +63,8 @@ pub enum Trace {
     GroupMap(u64),
     /// Map entries of blocks, or their generations.
     MapEntries(u64),
+    /// A superblock of the first shard of a volume in shards.
+    Shard(u64),
 }
 
 impl fmt::Display for Trace {
@@ -73,6 +77,7 @@ impl fmt::Display for Trace {
             Trace::Log(at) => write!(f, "a sector of the log at byte {at}"),
             Trace::GroupMap(at) => write!(f, "a group map at byte {at}"),
             Trace::MapEntries(at) => write!(f, "map entries of blocks at byte {at}"),
+            Trace::Shard(at) => write!(f, "the first shard of a volume in shards at byte {at}"),
         }
     }
 }
@@ -82,6 +87,9 @@ impl fmt::Display for Trace {
 /// # Errors
 /// When the medium fails at the position of a superblock, and nothing else is found: then it is unknown.
 pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError> {
+    if !matches!(probe_shards(medium).await, Ok(None)) {
+        return Ok(Recognised::Volume);
+    }
     let (foreign, unreadable) = match superblocks::read(medium).await {
         Ok(_) => return Ok(Recognised::Volume),
         Err(VolumeError::Superblock(
@@ -93,6 +101,7 @@ pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError>
     };
     let mut traces: Vec<Trace> = foreign.into_iter().map(Trace::ForeignSuperblock).collect();
     traces.extend(at_start(&read_probe(medium, 0).await));
+    traces.extend(trace(medium).await.map(Trace::Shard));
     traces.extend(in_log(&read_probe(medium, LOG_OFFSET).await));
     for offset in group_maps(medium.len_bytes()) {
         traces.extend(in_group_map(offset, &read_probe(medium, offset).await));
@@ -100,7 +109,7 @@ pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError>
     for offset in block_maps(medium.len_bytes()) {
         traces.extend(in_block_map(offset, &read_probe(medium, offset).await));
     }
-    if let Some(offset) = superblocks::tail_offset(medium).filter(|&offset| offset >= LOG_OFFSET) {
+    if let Some(offset) = tail_offset(medium).filter(|&offset| offset >= LOG_OFFSET) {
         let sector = &read_probe(medium, offset).await;
         traces.extend(Superblock::is_trace_at(sector, offset).then_some(Trace::Superblock(offset)));
     }

@@ -7,9 +7,10 @@
 use sealblock_block::{Medium, MediumError};
 use sealblock_runtime_memory::Slice;
 
-use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THIRD_FROM_END_BYTES, uuid_text};
+use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, uuid_text};
+use crate::medium::containers::third_offsets;
 use crate::medium::identity::{self, Claim, Standing};
-use crate::medium::padded;
+use crate::medium::{padded, tail_offset};
 use crate::options::VolumeError;
 
 /// The number of copies of a superblock.
@@ -26,6 +27,11 @@ pub struct SuperblockCopy {
     pub write_seq: Option<u64>,
     /// The superblock of another volume is there.
     pub is_foreign: bool,
+}
+
+/// The identity in each valid copy on a medium, of whichever volumes.
+pub(crate) async fn claimants<M: Medium>(medium: &M) -> Vec<[u8; 16]> {
+    AllCopies::read(medium).await.claims().iter().map(|claim| claim.superblock.uuid).collect()
 }
 
 /// The copies of a volume of which no copy can be used.
@@ -85,11 +91,6 @@ impl From<CopyError> for VolumeError {
             CopyError::Behind(_) | CopyError::Foreign(_) => VolumeError::Superblock(SuperblockError::Place),
         }
     }
-}
-
-/// The offset of the third copy if a volume fills the medium.
-pub(crate) fn tail_offset<M: Medium>(medium: &M) -> Option<u64> {
-    (medium.len_bytes() / THIRD_FROM_END_BYTES).checked_sub(1).map(|tail| tail * THIRD_FROM_END_BYTES)
 }
 
 /// The result of reading one copy.
@@ -312,15 +313,15 @@ pub(crate) async fn wipe_third<M: Medium>(medium: &M, layout: &Layout) -> Result
     medium.write(layout.third_offset(), padded(medium, &[], copy_bytes(medium, layout))).await
 }
 
-/// Wipes every copy that an earlier volume may have left on the medium, before a new volume is created with this
-/// layout.
+/// Wipes every copy that an earlier volume, of any version, may have left on the medium, before a new volume is created
+/// with this layout and the third copy at `third_offset`.
 ///
 /// # Errors
 /// When the medium fails.
-pub(crate) async fn wipe<M: Medium>(medium: &M, layout: &Layout) -> Result<(), MediumError> {
+pub(crate) async fn wipe<M: Medium>(medium: &M, layout: &Layout, third_offset: u64) -> Result<(), MediumError> {
     // Copies of any volume: it no longer matters which of them owned the medium.
-    let old = AllCopies::read(medium).await.thirds;
-    let thirds = old.into_iter().map(|(offset, _)| offset).chain([layout.third_offset()]);
+    let old = AllCopies::read(medium).await.thirds.into_iter().map(|(offset, _)| offset);
+    let thirds = old.chain(third_offsets(medium).await).chain([third_offset]);
     let sector = copy_bytes(medium, layout);
     for offset in SUPERBLOCK_OFFSETS.into_iter().chain(thirds) {
         if offset + sector as u64 <= medium.len_bytes() {

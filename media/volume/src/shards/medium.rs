@@ -1,0 +1,171 @@
+//! A window of a medium, as the medium of one shard.
+
+use std::sync::Arc;
+
+use sealblock_block::{Medium, MediumError, MediumErrorKind, NoteKeeping, SyncGroup, WriteData};
+use sealblock_runtime_memory::{Buffer, Slice};
+
+use crate::format::Window;
+
+/// The window of one shard on a medium, which it shares with other shards.
+///
+/// Offsets count from the start of the window; those in errors are of the whole medium. After a failure of any shard,
+/// nothing is written any more. `M` may be a handle of its own on each core, if all of them are of one medium.
+pub struct ShardMedium<M> {
+    medium: M,
+    window: Window,
+    shard: u32,
+    group: Arc<SyncGroup>,
+}
+
+impl<M: Medium> ShardMedium<M> {
+    /// The window of this shard. `group` is that of all shards of the volume.
+    pub fn new(medium: M, window: Window, shard: u32, group: Arc<SyncGroup>) -> ShardMedium<M> {
+        ShardMedium { medium, window, shard, group }
+    }
+
+    /// The whole medium.
+    pub fn whole(&self) -> &M {
+        &self.medium
+    }
+
+    /// The number of the shard.
+    pub fn shard(&self) -> u32 {
+        self.shard
+    }
+
+    /// The place of the window on the medium.
+    pub fn window(&self) -> Window {
+        self.window
+    }
+
+    /// The offset on the medium, if the range lies in the window.
+    fn at(&self, doing: &'static str, offset_bytes: u64, length_bytes: u64) -> Result<u64, MediumError> {
+        let end = offset_bytes.checked_add(length_bytes);
+        if end.is_some_and(|end| end <= self.len_bytes()) {
+            return Ok(self.window.offset + offset_bytes);
+        }
+        let offset_bytes = self.window.offset.saturating_add(offset_bytes);
+        let reason = format!("past the end of shard {}", self.shard);
+        Err(MediumError { kind: MediumErrorKind::PastEnd, doing, offset_bytes, reason })
+    }
+
+    /// The same for a change, which is refused after a failure.
+    fn change_at(&self, doing: &'static str, offset_bytes: u64, length_bytes: u64) -> Result<u64, MediumError> {
+        let at = self.at(doing, offset_bytes, length_bytes)?;
+        match self.group.failure() {
+            None => Ok(at),
+            Some(why) => Err(failed(doing, at, why)),
+        }
+    }
+}
+
+/// The error of a change after a failure.
+#[cold]
+fn failed(doing: &'static str, offset_bytes: u64, why: &str) -> MediumError {
+    MediumError { kind: MediumErrorKind::Failed, doing, offset_bytes, reason: why.to_owned() }
+}
+
+impl<M: Medium> Medium for ShardMedium<M> {
+    fn len_bytes(&self) -> u64 {
+        self.medium.len_bytes().saturating_sub(self.window.offset).min(self.window.length)
+    }
+
+    fn sector_bytes(&self) -> u32 {
+        self.medium.sector_bytes()
+    }
+
+    fn read_unit_bytes(&self) -> u32 {
+        self.medium.read_unit_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.medium.is_read_only()
+    }
+
+    fn can_punch(&self) -> bool {
+        self.medium.can_punch()
+    }
+
+    fn can_discard(&self) -> bool {
+        self.medium.can_discard()
+    }
+
+    fn buffer(&self, len_bytes: usize) -> Buffer {
+        self.medium.buffer(len_bytes)
+    }
+
+    async fn read(&self, offset_bytes: u64, into: Buffer) -> (Result<(), MediumError>, Buffer) {
+        match self.at("read", offset_bytes, into.len() as u64) {
+            Ok(at) => self.medium.read(at, into).await,
+            Err(refused) => (Err(refused), into),
+        }
+    }
+
+    async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
+        let at = self.change_at("write", offset_bytes, from.len() as u64)?;
+        self.medium.write(at, from).await
+    }
+
+    async fn write_blocks(&self, offset_bytes: u64, data: &WriteData) -> Result<(), MediumError> {
+        let length_bytes = data.slices().map(|slice| slice.len() as u64).sum();
+        let at = self.change_at("write", offset_bytes, length_bytes)?;
+        self.medium.write_blocks(at, data).await
+    }
+
+    fn note_keeping(&self) -> NoteKeeping {
+        self.medium.note_keeping()
+    }
+
+    fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
+        let at = self.change_at("note", offset_bytes, bytes.len() as u64)?;
+        self.medium.note(at, bytes)
+    }
+
+    fn submitted(&self) -> impl Future<Output = ()> {
+        self.medium.submitted()
+    }
+
+    async fn sync(&self) -> Result<(), MediumError> {
+        let synced = self.group.sync(|| self.medium.sync()).await;
+        synced.map_err(|why| failed("sync", self.window.offset, &why))
+    }
+
+    fn drain(&self) -> impl Future<Output = ()> {
+        self.medium.drain()
+    }
+
+    async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        let at = self.change_at("punch a hole", offset_bytes, length_bytes)?;
+        self.medium.punch(at, length_bytes).await
+    }
+
+    async fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        let at = self.change_at("discard", offset_bytes, length_bytes)?;
+        self.medium.discard(at, length_bytes).await
+    }
+
+    async fn reserve(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        let at = self.change_at("reserve space", offset_bytes, length_bytes)?;
+        self.medium.reserve(at, length_bytes).await
+    }
+
+    fn is_hole(&self, offset_bytes: u64, length_bytes: u64) -> bool {
+        let at = self.at("look for a hole", offset_bytes, length_bytes);
+        at.is_ok_and(|at| self.medium.is_hole(at, length_bytes))
+    }
+
+    fn status_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
+        let at = self.at("look for a hole", offset_bytes, length_bytes);
+        at.map_or((length_bytes, false), |at| self.medium.status_at(at, length_bytes))
+    }
+
+    async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        let at = self.change_at("write zeroes", offset_bytes, length_bytes)?;
+        self.medium.zero(at, length_bytes).await
+    }
+
+    fn give_up(&self, why: &str) {
+        self.group.fail(&format!("shard {} failed, writes of all shards are disabled: {why}", self.shard));
+    }
+}
