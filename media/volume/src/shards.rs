@@ -14,6 +14,6 @@ mod summary;
 
 pub use crate::medium::container_probe::{ContainerProbe, probe_shards};
 pub use crate::medium::containers::find_first_shard;
-pub use life::{OpenShards, Shards, create_shards, open_shards};
+pub use life::{OpenShards, Shards, create_container, create_shards, open_shards};
 pub use medium::ShardMedium;
 pub use summary::summarise;

@@ -9,7 +9,7 @@
 
 pub mod checker;
 pub mod client;
-
+pub mod cores;
 pub mod damage;
 pub mod disk;
 pub mod executor;
@@ -74,6 +74,7 @@ pub mod mirror {
 pub mod random;
 #[cfg(test)]
 mod reference_device;
+pub mod shards;
 pub mod system;
 pub mod system_under_test;
 #[cfg(test)]

@@ -27,7 +27,7 @@ struct Arguments {
     /// Run only this load [default: all].
     #[arg(long, value_enum)]
     workload: Option<Workload>,
-    /// The system under test: volume, mirror, or walk (mirrors with random histories of their replicas).
+    /// The system under test: volume, shards (volumes in shards), mirror, or walk (mirrors with random histories of their replicas).
     #[arg(long, default_value = "volume")]
     system: String,
     /// The mutation to inject; for an unknown name, the error lists those of volumes or of mirrors. Mirrors and walks:

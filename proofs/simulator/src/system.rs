@@ -173,6 +173,11 @@ pub trait System {
         Vec::new()
     }
 
+    /// How many parts the device has that commit by themselves, and in units of how many blocks it is dealt to them.
+    fn parts(&self, _profile: &VolumeProfile) -> (u32, u64) {
+        (1, 1)
+    }
+
     /// True if devices can be resized.
     fn resizes(&self) -> bool {
         false
@@ -238,6 +243,53 @@ fn log_of(layout: &Layout) -> Range<u64> {
     layout.log_offset() / sector..(layout.log_offset() + layout.log_bytes()) / sector
 }
 
+/// The parts of a volume that have two copies, in sectors from its start.
+pub(crate) fn redundant_parts(layout: &Layout) -> Vec<Redundant> {
+    let sector = u64::from(layout.sector_bytes());
+    let run = |offset: u64, sectors: u64| offset / sector..offset / sector + sectors;
+    let maps = [0, 1].map(|copy| run(layout.group_map_offset(copy), layout.group_map_sectors()));
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    for group in 0..layout.block_groups() {
+        let places: Vec<_> = layout.pages_of_group(group).filter_map(|number| layout.page_offsets(number)).collect();
+        first.extend(places.iter().map(|place| run(place.offset, 1)));
+        second.extend(places.first().map(|place| run(place.second_offset, places.len() as u64)));
+    }
+    vec![
+        Redundant { runs: vec![log_of(layout)], is_repaired_at_open: true },
+        Redundant { runs: maps.to_vec(), is_repaired_at_open: true },
+        Redundant { runs: first, is_repaired_at_open: false },
+        Redundant { runs: second, is_repaired_at_open: false },
+    ]
+}
+
+/// The sectors of a volume's log with entries that may be durable and have no second copy. The volume begins at sector
+/// `start`.
+pub(crate) fn lone_entries(layout: &Layout, image: &Image, start: u64, seed: Seed) -> Vec<u64> {
+    let mut bytes = vec![0; layout.sector_bytes() as usize];
+    let (mut mark, mut repeated, mut places) = (0, BTreeSet::new(), BTreeMap::<u64, Vec<(usize, u64)>>::new());
+    for sector in log_of(layout).map(|sector| start + sector) {
+        image.read_sector(sector, &mut bytes);
+        let Ok(found) = LogSector::decode(&bytes, seed) else { continue };
+        mark = mark.max(found.header.durable_seq);
+        places.entry(found.header.sequence).or_default().push((found.entries().len(), sector));
+        if !found.repeats().is_empty() {
+            repeated.insert(found.header.sequence - 1);
+        }
+    }
+    // The last completed commit is the one before the newest mark if only a part of the newest one is there;
+    // otherwise it is the newest. Only one place has it: the place with the most sectors.
+    let last = places.into_iter().filter(|(sequence, _)| sequence + 1 >= mark && !repeated.contains(sequence));
+    let only = last.filter_map(|(_, mut places)| {
+        places.sort_unstable();
+        match places[..] {
+            [(_, only)] => Some(only),
+            [(less, _), (most, only)] => (less < most).then_some(only),
+            _ => None,
+        }
+    });
+    only.collect()
+}
+
 impl System for Volumes {
     fn disk_bytes(&self, profile: &VolumeProfile) -> u64 {
         layout_of(profile).medium_bytes()
@@ -268,48 +320,11 @@ impl System for Volumes {
     }
 
     fn redundant(&self, profile: &VolumeProfile, image: &Image) -> Vec<Redundant> {
-        let (layout, sector) = (layout_on(profile, image), u64::from(profile.sector_bytes));
-        let run = |offset: u64, sectors: u64| offset / sector..offset / sector + sectors;
-        let maps = [0, 1].map(|copy| run(layout.group_map_offset(copy), layout.group_map_sectors()));
-        let (mut first, mut second) = (Vec::new(), Vec::new());
-        for group in 0..layout.block_groups() {
-            let places: Vec<_> =
-                layout.pages_of_group(group).filter_map(|number| layout.page_offsets(number)).collect();
-            first.extend(places.iter().map(|place| run(place.offset, 1)));
-            second.extend(places.first().map(|place| run(place.second_offset, places.len() as u64)));
-        }
-        vec![
-            Redundant { runs: vec![log_of(&layout)], is_repaired_at_open: true },
-            Redundant { runs: maps.to_vec(), is_repaired_at_open: true },
-            Redundant { runs: first, is_repaired_at_open: false },
-            Redundant { runs: second, is_repaired_at_open: false },
-        ]
+        redundant_parts(&layout_on(profile, image))
     }
 
     fn single_copy(&self, profile: &VolumeProfile, image: &Image) -> Vec<u64> {
-        let mut bytes = vec![0; profile.sector_bytes as usize];
-        let (mut mark, mut repeated, mut places) = (0, BTreeSet::new(), BTreeMap::<u64, Vec<(usize, u64)>>::new());
-        for sector in log_of(&layout_on(profile, image)) {
-            image.read_sector(sector, &mut bytes);
-            let Ok(found) = LogSector::decode(&bytes, Seed::of(&profile.uuid)) else { continue };
-            mark = mark.max(found.header.durable_seq);
-            places.entry(found.header.sequence).or_default().push((found.entries().len(), sector));
-            if !found.repeats().is_empty() {
-                repeated.insert(found.header.sequence - 1);
-            }
-        }
-        // The last completed commit is the one before the newest mark if only a part of the newest one is there;
-        // otherwise it is the newest. Only one place has it: the place with the most sectors.
-        let last = places.into_iter().filter(|(sequence, _)| sequence + 1 >= mark && !repeated.contains(sequence));
-        let only = last.filter_map(|(_, mut places)| {
-            places.sort_unstable();
-            match places[..] {
-                [(_, only)] => Some(only),
-                [(less, _), (most, only)] => (less < most).then_some(only),
-                _ => None,
-            }
-        });
-        only.collect()
+        lone_entries(&layout_on(profile, image), image, 0, Seed::of(&profile.uuid))
     }
 
     fn create(&self, disk: SimDisk, profile: VolumeProfile) -> BoxedWork<()> {

@@ -5,6 +5,7 @@ use sealblock_layers_mirror::Mutation as MirrorMutation;
 use sealblock_media_volume::Mutation as VolumeMutation;
 
 use crate::mirror;
+use crate::shards::{ShardMutation, ShardedVolumes};
 use crate::system::Volumes;
 use crate::trial::{self, FailureReport, Report, TrialConfig};
 use crate::workload::Workload;
@@ -14,6 +15,8 @@ use crate::workload::Workload;
 pub enum SystemUnderTest {
     /// Protected volumes.
     Volume(VolumeMutation),
+    /// Protected volumes in shards.
+    Shards(ShardMutation),
     /// Mirrors of protected volumes.
     Mirror(MirrorMutation),
     /// Walks of mirrors through histories.
@@ -83,6 +86,9 @@ const OF_MIRRORS: [(&str, MirrorMutation); 22] = [
     ("keep-delegating", MirrorMutation::KeepDelegating),
 ];
 
+const OF_SHARDS: [(&str, ShardMutation); 3] =
+    [("none", ShardMutation::None), ("flush-one", ShardMutation::FlushOne), ("other-units", ShardMutation::OtherUnits)];
+
 fn find<T: Copy>(known: &[(&str, T)], name: &str) -> Result<T, String> {
     let found = known.iter().find(|(known, _)| *known == name).map(|(_, mutation)| *mutation);
     let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
@@ -97,16 +103,17 @@ impl SystemUnderTest {
     pub fn new(system: &str, mutation: &str) -> Result<SystemUnderTest, String> {
         match system {
             "volume" => find(&OF_VOLUMES, mutation).map(SystemUnderTest::Volume),
+            "shards" => find(&OF_SHARDS, mutation).map(SystemUnderTest::Shards),
             "mirror" => find(&OF_MIRRORS, mutation).map(SystemUnderTest::Mirror),
             "walk" => find(&OF_MIRRORS, mutation).map(SystemUnderTest::Walk),
-            _ => Err("the systems are volume, mirror, walk".to_owned()),
+            _ => Err("the systems are volume, shards, mirror, walk".to_owned()),
         }
     }
 
     /// The loads of the system.
     pub fn loads(self) -> &'static [Workload] {
         match self {
-            SystemUnderTest::Volume(_) => Workload::value_variants(),
+            SystemUnderTest::Volume(_) | SystemUnderTest::Shards(_) => Workload::value_variants(),
             SystemUnderTest::Mirror(_) => &mirror::LOADS,
             SystemUnderTest::Walk(_) => &mirror::walk::LOADS,
         }
@@ -119,6 +126,7 @@ impl SystemUnderTest {
     pub fn run(self, config: TrialConfig) -> Result<Report, Box<FailureReport>> {
         match self {
             SystemUnderTest::Volume(mutation) => trial::run(&Volumes { mutation }, config),
+            SystemUnderTest::Shards(mutation) => trial::run(&ShardedVolumes { mutation }, config),
             SystemUnderTest::Mirror(mutation) => mirror::run(mutation, config),
             SystemUnderTest::Walk(mutation) => mirror::walk::run(mutation, config),
         }
@@ -144,6 +152,9 @@ mod tests {
     #[test]
     fn the_names_of_mutations_are_those_in_the_code() {
         for (name, mutation) in OF_VOLUMES {
+            assert_eq!(name, kebab_case(mutation));
+        }
+        for (name, mutation) in OF_SHARDS {
             assert_eq!(name, kebab_case(mutation));
         }
         for (name, mutation) in OF_MIRRORS {

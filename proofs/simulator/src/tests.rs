@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use sealblock_media_volume::Mutation;
 
 use crate::reference_device::ReferenceSystem;
+use crate::shards::{ShardMutation, ShardedVolumes};
 use crate::system::{System, Volumes};
 use crate::trial::{FailureReport, Report, TrialConfig, run};
 use crate::workload::Workload;
@@ -72,6 +73,26 @@ fn volumes_pass_under_every_load() {
     assert!(total.crashes > 400 && total.recovery_crashes > 100 && total.damages_found > 100, "{total:?}");
     assert!(total.corrupted > 100 && total.resizings > 200, "{total:?}");
     assert!(total.failed > 0, "planned faults reached a host");
+}
+
+#[test]
+fn volumes_in_shards_pass_under_every_load() {
+    let mut total = Report::default();
+    for &workload in Workload::value_variants() {
+        total += run_seeds(&ShardedVolumes::default(), workload, 20).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+    assert!(total.crashes > 400 && total.recovery_crashes > 100 && total.damages_found > 80, "{total:?}");
+    assert!(total.corrupted > 80 && total.failed > 0, "{total:?}");
+}
+
+#[test]
+fn a_flush_of_one_shard_is_caught() {
+    assert_caught(&ShardedVolumes { mutation: ShardMutation::FlushOne }, &[Workload::Mixed], 40);
+}
+
+#[test]
+fn blocks_that_are_dealt_in_other_units_are_caught() {
+    assert_caught(&ShardedVolumes { mutation: ShardMutation::OtherUnits }, &[Workload::Mixed], 20);
 }
 
 #[test]

@@ -113,13 +113,14 @@ pub fn run<S: System>(system: &S, config: TrialConfig) -> Result<Report, Box<Fai
     let notes = Random::new(config.seed ^ ((config.workload as u64) << 48) ^ (1 << 41));
     let profile = VolumeProfile::draw(config.workload, &random).with_notes(config.workload, &notes);
     let patterns = Patterns::new(random.word(), profile.block_size, profile.protection);
+    let (parts, unit_blocks) = system.parts(&profile);
     // A separate generator, so that a seed without resizes stays the same.
     let sizes = Random::new(config.seed ^ ((config.workload as u64) << 48) ^ (1 << 40));
     let mut trial = Trial {
         system,
         config,
         profile,
-        checker: Rc::new(RefCell::new(Checker::new(patterns))),
+        checker: Rc::new(RefCell::new(Checker::new(patterns).in_parts(parts, unit_blocks))),
         random,
         trace: Trace::default(),
         report: Report::default(),

@@ -144,6 +144,21 @@ impl Container {
         Ok(Container { medium_bytes: container.medium_bytes.max(filled), ..container })
     }
 
+    /// A volume with units of so many blocks, however small it is, for proofs: with usual units a small volume would
+    /// have all of its blocks in one shard.
+    ///
+    /// # Errors
+    /// When the layout is impossible.
+    #[cfg(any(test, feature = "mutations"))]
+    pub fn with_units(
+        identity: ([u8; 16], Option<PiFormat>),
+        profile: (BlockSize, u32),
+        capacity_blocks: u64,
+        shards_and_unit: (u32, u64),
+    ) -> Result<Container, ContainerError> {
+        Container::laid_out(identity, profile, capacity_blocks, shards_and_unit)
+    }
+
     /// Computes everything that follows from these fields; the medium is as short as it can be.
     fn laid_out(
         (uuid, protection): ([u8; 16], Option<PiFormat>),

@@ -30,6 +30,19 @@ pub async fn create_shards<M: Medium>(
     let profile = (options.block_size, medium.sector_bytes());
     let (capacity_blocks, protection) = (options.capacity_blocks, options.protection);
     let container = Container::new(options.uuid, profile, capacity_blocks, protection, (shards, medium.len_bytes()))?;
+    create_container(medium, options, &container).await?;
+    Ok(container)
+}
+
+/// Creates the volume of a container, of which its identity, size and protection count.
+///
+/// # Errors
+/// As [`create_shards`].
+pub async fn create_container<M: Medium>(
+    medium: &M,
+    options: &CreateOptions,
+    container: &Container,
+) -> Result<(), VolumeError> {
     let (medium_bytes, needed_bytes) = (medium.len_bytes(), container.medium_bytes());
     if medium_bytes < needed_bytes {
         return Err(VolumeError::Truncated { medium_bytes, needed_bytes });
@@ -40,7 +53,7 @@ pub async fn create_shards<M: Medium>(
     write_zeroes(medium, 0, Container::windows_offset()).await?;
     write_zeroes(medium, container.windows_end(), TAIL_BYTES).await?;
     let group = Arc::new(SyncGroup::default());
-    let created = (0..shards).map(|shard| {
+    let created = (0..container.shards()).map(|shard| {
         let window = ShardMedium::new(medium, container.window(shard), shard, Arc::clone(&group));
         let (uuid, capacity_blocks) = (container.shard_uuid(shard), container.shard_layout().capacity_blocks());
         let options = CreateOptions { uuid, capacity_blocks, ..*options };
@@ -49,10 +62,9 @@ pub async fn create_shards<M: Medium>(
     join_all(created).await.into_iter().collect::<Result<(), VolumeError>>()?;
     // Each shard is durable now, and what is written here makes a volume of them.
     for offset in container.copy_offsets() {
-        medium.write(offset, image(medium, &container)).await?;
+        medium.write(offset, image(medium, container)).await?;
     }
-    medium.sync().await?;
-    Ok(container)
+    Ok(medium.sync().await?)
 }
 
 fn image<M: Medium>(medium: &M, container: &Container) -> sealblock_runtime_memory::Slice {

@@ -74,8 +74,10 @@ pub struct Checker {
     now: Moment,
     requests: u64,
     unflushed: Vec<Unflushed>,
-    /// When the newest durable write was issued.
-    newest_durable: Moment,
+    /// When the newest durable write was issued, for each part of the device that commits by itself.
+    newest_durable: Vec<Moment>,
+    /// Blocks of a unit; units are dealt to the parts in turn.
+    unit_blocks: u64,
     blocks_checked: u64,
     /// Blocks that may be damaged because reads of the medium failed.
     doubted: BTreeSet<Lba>,
@@ -93,11 +95,29 @@ impl Checker {
             now: 1,
             requests: 0,
             unflushed,
-            newest_durable: 0,
+            newest_durable: vec![0],
+            unit_blocks: 1,
             blocks_checked: 0,
             doubted: BTreeSet::new(),
             must_report_loss: false,
         }
+    }
+
+    /// The checker of a device whose blocks are dealt, in units of so many, to so many parts that commit by themselves.
+    #[must_use]
+    pub fn in_parts(self, parts: u32, unit_blocks: u64) -> Checker {
+        Checker { newest_durable: vec![0; parts as usize], unit_blocks, ..self }
+    }
+
+    /// The part of the device that a block is in.
+    fn part(&self, lba: Lba) -> usize {
+        (lba.get() / self.unit_blocks % self.newest_durable.len() as u64) as usize
+    }
+
+    /// A write of this block is durable that was issued then.
+    fn is_durable_since(&mut self, lba: Lba, issued: Moment) {
+        let part = self.part(lba);
+        self.newest_durable[part] = self.newest_durable[part].max(issued);
     }
 
     /// Makes and recognises contents.
@@ -156,7 +176,9 @@ impl Checker {
             extent.iter().for_each(|lba| self.block(lba).end(request_id, now, done, done && force_unit_access));
         }
         if done && force_unit_access {
-            self.newest_durable = self.newest_durable.max(issued);
+            for lba in extents.iter().flat_map(|extent| extent.iter()) {
+                self.is_durable_since(lba, issued);
+            }
         } else if done {
             self.unflushed.push(Unflushed { issued, completed: now, request_id, extents });
         }
@@ -177,8 +199,8 @@ impl Checker {
         self.unflushed = left;
         let (covered, now): (Vec<Unflushed>, Moment) = (covered, self.tick());
         for Unflushed { issued, request_id, extents, .. } in covered {
-            self.newest_durable = self.newest_durable.max(issued);
             for lba in extents.iter().flat_map(|extent| extent.iter()) {
+                self.is_durable_since(lba, issued);
                 self.block(lba).make_durable(request_id, now);
             }
         }
@@ -340,11 +362,13 @@ impl Checker {
         self.end_flush(flush, true);
     }
 
-    /// Blocks with one permitted content, which was durable before another durable write was issued. The device has
-    /// committed since then, so no write of these blocks was in flight, and damage to them must be found.
+    /// Blocks with one permitted content, which was durable before another durable write to the same part of the device
+    /// was issued. That part has committed since then, so no write of these blocks was in flight, and damage to them must be found.
     pub fn long_durable(&self) -> Vec<Lba> {
-        let old = |block: &Block| block.certain().is_some() && block.was_durable_before(self.newest_durable);
-        self.blocks.iter().filter(|(_, block)| old(block)).map(|(lba, _)| *lba).collect()
+        let old = |(lba, block): &(&Lba, &Block)| {
+            block.certain().is_some() && block.was_durable_before(self.newest_durable[self.part(**lba)])
+        };
+        self.blocks.iter().filter(old).map(|(lba, _)| *lba).collect()
     }
 
     /// True if a block was made unreadable and can have no other content now.
