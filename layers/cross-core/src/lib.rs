@@ -29,6 +29,7 @@ mod channel;
 mod core_slots;
 mod device_slot;
 mod durable;
+mod owner_end;
 mod session;
 mod shared;
 

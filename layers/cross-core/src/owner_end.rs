@@ -26,10 +26,6 @@ use crate::device_slot::DeviceSlot;
 use crate::shared::SharedDevice;
 
 /// The maximum number of workers that wait for calls.
-fn batch2(_: usize) -> usize {
-    static B: std::sync::LazyLock<usize> = std::sync::LazyLock::new(|| std::env::var("B2").map_or(8, |b| b.parse().unwrap()));
-    *B
-}
 const IDLE_LIMIT: usize = 256;
 
 /// Has the owner core serve the link's requests. If that core has stopped, the link closes and every call fails as
@@ -225,8 +221,8 @@ impl OwnerEnd {
         };
         match gathered {
             _ if self.has_ended.get() => self.push(),
-            n if n >= batch2(BATCH) => self.push(),
             1 => self.is_gathering.notify(),
+            BATCH.. => self.push(),
             _ => {}
         }
     }

@@ -10,7 +10,9 @@ use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::counting::{Counting, allocations};
-use sealblock_runtime_reactor::{BackendChoice, Config, CoreHandle, CoreLocal, Cores, Placement, pool, spawn, yield_now};
+use sealblock_runtime_reactor::{
+    BackendChoice, Config, CoreHandle, CoreLocal, Cores, Placement, pool, spawn, yield_now,
+};
 use sealblock_units::{BlockSize, Extent};
 
 #[global_allocator]
