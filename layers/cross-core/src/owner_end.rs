@@ -17,8 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use futures_util::FutureExt;
-use sealblock_block::{Operation, Outcome, Response};
+use sealblock_block::{Operation, Outcome, Request, Response};
 use sealblock_runtime_reactor::{Notify, spawn};
 
 use crate::channel::{BATCH, Call, Channels, OwnerWork, unreachable};
@@ -190,24 +189,21 @@ impl OwnerEnd {
         .await
     }
 
-    async fn execute(self: &Rc<Self>, mut call: Box<Call>) {
-        let request = match std::mem::replace(&mut call.work, OwnerWork::Taken) {
-            OwnerWork::Execute(request) => request,
+    /// The request of a call that a worker executes; `None` if it is already answered.
+    fn take_request(&self, mut call: Box<Call>) -> Option<(Request, Answer<'_>)> {
+        match std::mem::replace(&mut call.work, OwnerWork::Taken) {
+            OwnerWork::Execute(request) => {
+                if let Operation::Write(data) = &request.operation {
+                    call.data = Some(data.clone());
+                }
+                Some((request, Answer { end: self, call: Some(call) }))
+            }
             OwnerWork::Fence => {
                 self.device.fence(&self.slot, call.from.session);
-                return self.complete(call, Ok(Response::Done));
+                self.complete(call, Ok(Response::Done));
+                None
             }
             OwnerWork::Taken => unreachable!("a call is executed once"),
-        };
-        if let Operation::Write(data) = &request.operation {
-            call.data = Some(data.clone());
-        }
-        let from = call.from;
-        let answer = Answer { end: self, call: Some(call) };
-        let execution = self.device.execute(&self.slot, request, from);
-        // A panic ends only this request, with everything that it holds.
-        if let Ok(outcome) = AssertUnwindSafe(execution).catch_unwind().await {
-            answer.complete(outcome);
         }
     }
 
@@ -280,10 +276,15 @@ async fn push_outcomes(end: Rc<OwnerEnd>) {
     }
 }
 
-/// Executes one call after the other.
+/// Executes one call after the other. The execution is written out here, so that its future, which is long, is made in
+/// its place.
 async fn work(end: Rc<OwnerEnd>) {
     let worker = Rc::<Worker>::default();
     while let Some(call) = end.next(&worker).await {
-        end.execute(call).await;
+        let from = call.from;
+        let Some((request, answer)) = end.take_request(call) else { continue };
+        // A panic ends this worker and its request, with everything that it holds; `answer` answers.
+        let outcome = end.device.execute(&end.slot, request, from).await;
+        answer.complete(outcome);
     }
 }

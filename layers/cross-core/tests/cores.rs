@@ -13,7 +13,7 @@ use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::{Buffer, Slice};
-use sealblock_runtime_reactor::{BackendChoice, Config, CoreHandle, Cores, Placement, Reactor, spawn, yield_now};
+use sealblock_runtime_reactor::{BackendChoice, Config, CoreHandle, Cores, Placement, Reactor, pool, spawn, yield_now};
 use sealblock_units::{BlockSize, Extent};
 
 const BLOCKS: u64 = 256;
@@ -367,7 +367,7 @@ fn requests_that_have_not_begun_when_the_owner_core_stops_fail() {
                     is_busy.send(()).unwrap();
                     may_go_on.recv_timeout(TIMEOUT).unwrap();
                 };
-                shared_core_send(&home, occupy);
+                send_to(&home, occupy);
                 let mut calls = join_all((0..9).map(|_| device.execute(write(NEVER, 1))));
                 assert!(futures_util::poll!(&mut calls).is_pending());
                 calls.await.into_iter().for_each(assert_unreachable);
@@ -384,8 +384,48 @@ fn requests_that_have_not_begun_when_the_owner_core_stops_fail() {
     });
 }
 
-fn shared_core_send(core: &CoreHandle, work: impl FnOnce() + Send + 'static) {
+fn send_to(core: &CoreHandle, work: impl FnOnce() + Send + 'static) {
     core.address().send(work).expect("the core runs");
+}
+
+#[test]
+fn requests_of_a_core_that_stops_are_executed_and_their_data_dropped_elsewhere() {
+    on_each_backend(|cores| {
+        let owner = cores.handle(0).unwrap();
+        let shared = publish_ordered(&owner);
+        let callers =
+            Cores::start(Placement::Count(1), Config { pool_arena_bytes: 1 << 20, ..Config::default() }).unwrap();
+        let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+        // The owner core begins nothing before the callers' core has ended.
+        send_to(&owner, move || may_go_on.recv_timeout(TIMEOUT).unwrap());
+        on(&callers.handle(0).unwrap(), move || async move {
+            let device = shared.attach();
+            let write = |block: u64| {
+                let mut data = pool().take(512);
+                data.fill(block as u8 + 1);
+                let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };
+                let data = Sealed::seal(data.freeze(), BlockSize::B512, None, &tags);
+                Request::write(extent(block, 1), data, Durability::Volatile)
+            };
+            let mut calls = join_all((0..10).map(|block| device.execute(write(block))));
+            assert!(futures_util::poll!(&mut calls).is_pending());
+        });
+        callers.shutdown(TIMEOUT);
+        go_on.send(()).unwrap();
+        let bytes = on(&owner, || async {
+            let device = ORDERED_DEVICE.with_borrow(|device| Rc::clone(device.as_ref().unwrap()));
+            while device.done.get() < 10 {
+                yield_now().await;
+            }
+            join_all((0..10).map(|block| device.inner.execute(read(block))))
+                .await
+                .into_iter()
+                .map(byte)
+                .collect::<Vec<u8>>()
+        });
+        assert_eq!(bytes, (1..=10).collect::<Vec<u8>>());
+        assert_eq!(cores.shutdown(TIMEOUT).aborted_tasks, 0);
+    });
 }
 
 /// Memory that records the thread on which it is dropped.
