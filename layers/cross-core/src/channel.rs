@@ -115,7 +115,10 @@ impl Drop for Link {
 impl CallerEnd {
     /// Starts a call. Calls reach the owner core in the order in which they are started.
     fn start(&self, work: OwnerWork, from: Origin) -> CallFuture<'_> {
-        let place = self.calls.borrow_mut().insert(CallState::Waiting(None));
+        let (place, in_flight) = {
+            let mut calls = self.calls.borrow_mut();
+            (calls.insert(CallState::Waiting(None)), calls.len())
+        };
         let idle = self.idle.borrow_mut().pop();
         let call = match idle {
             Some(mut call) => {
@@ -131,6 +134,8 @@ impl CallerEnd {
             gathered.len()
         };
         match gathered {
+            // The owner core has nothing to do meanwhile.
+            _ if in_flight == 1 => self.push(),
             1 => self.is_gathering.notify(),
             BATCH.. => self.push(),
             _ => {}

@@ -70,6 +70,8 @@ struct OwnerEnd {
     /// Calls with their outcomes, which are pushed together.
     gathered: RefCell<Vec<Box<Call>>>,
     is_gathering: Notify,
+    /// Calls that arrived and have no outcome yet.
+    unanswered: Cell<usize>,
     /// No further calls arrive.
     has_ended: Cell<bool>,
 }
@@ -100,6 +102,7 @@ async fn receive(receiver: Receiver, slot: Rc<DeviceSlot>) {
         idle: RefCell::default(),
         gathered: RefCell::default(),
         is_gathering: Notify::default(),
+        unanswered: Cell::new(0),
         has_ended: Cell::new(false),
     });
     let _ended = EndGuard(Rc::clone(&end));
@@ -109,6 +112,7 @@ async fn receive(receiver: Receiver, slot: Rc<DeviceSlot>) {
         Poll::Pending => Poll::Pending,
         Poll::Ready(false) => Poll::Ready(()),
         Poll::Ready(true) => {
+            end.unanswered.set(end.unanswered.get() + batch.len());
             batch.drain(..).for_each(|call| end.begin(call));
             end.push();
             cx.waker().wake_by_ref();
@@ -210,13 +214,15 @@ impl OwnerEnd {
     /// Gathers a call with its outcome.
     fn complete(&self, mut call: Box<Call>, outcome: Outcome) {
         call.outcome = Some(outcome);
+        self.unanswered.set(self.unanswered.get() - 1);
         let gathered = {
             let mut gathered = self.gathered.borrow_mut();
             gathered.push(call);
             gathered.len()
         };
         match gathered {
-            _ if self.has_ended.get() => self.push(),
+            // No other outcome comes before the next calls do.
+            _ if self.has_ended.get() || self.unanswered.get() == 0 => self.push(),
             1 => self.is_gathering.notify(),
             BATCH.. => self.push(),
             _ => {}
