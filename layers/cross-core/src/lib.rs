@@ -25,6 +25,7 @@
 //!
 //! The gate is on each core that has the device open, in front of it, so an attachment needs none.
 
+mod caller_end;
 mod changes;
 mod channel;
 mod core_slots;
@@ -49,7 +50,7 @@ use sealblock_block::{
 };
 use sealblock_units::Extent;
 
-use channel::Link;
+use caller_end::Link;
 use device_slot::DeviceSlot;
 use session::WeakRoute;
 use shared::Origin;

@@ -34,8 +34,8 @@ mod primitives {
 
 pub use arena::{Arena, ArenaId, Registration};
 pub use buffer::{Buffer, Slice};
-pub use pool::{OverLimit, Pool};
-pub use pool_shared::Counters;
+pub use pool::Pool;
+pub use pool_shared::{Counters, OverLimit};
 pub use slabs::{SLAB_CHUNK_BYTES, Slabs};
 
 /// Alignment, in bytes, of the start of every heap buffer and of every pool buffer of at least this length.

@@ -8,7 +8,7 @@ use crate::arena::Arena;
 use crate::buffer::Buffer;
 use crate::classes::{UNIT_BYTES, bytes_of, order_for};
 use crate::owner::{Heap, Owner};
-use crate::pool_shared::{Counters, PoolShared};
+use crate::pool_shared::{Counters, OverLimit, PoolShared};
 
 /// An arena with slots of 512 bytes to 1 MiB (powers of two), backed by the heap when it runs out. Clones share it.
 ///
@@ -26,26 +26,6 @@ impl Drop for PoolEnd {
         PoolShared::end(&self.0);
     }
 }
-
-/// The limit of a pool leaves no room for the requested bytes until other buffers are dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverLimit {
-    /// The requested bytes.
-    pub requested_bytes: usize,
-    /// The bytes that buffers of the pool hold.
-    pub held_bytes: usize,
-    /// The limit.
-    pub limit_bytes: usize,
-}
-
-impl std::fmt::Display for OverLimit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let OverLimit { requested_bytes, held_bytes, limit_bytes } = self;
-        write!(f, "{requested_bytes} bytes requested from a pool that holds {held_bytes} of at most {limit_bytes}")
-    }
-}
-
-impl std::error::Error for OverLimit {}
 
 impl Pool {
     /// A pool with an arena of `arena_bytes`, rounded up to whole MiB (with zero, everything comes from the heap). Its

@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::arena::{ArenaId, Region, Registration};
 use crate::classes::{LARGEST_BYTES, SizeClasses, UNIT_BYTES, bytes_of};
 use crate::heap::{HeapBlock, SpareBlocks};
-use crate::pool::OverLimit;
 use crate::returned::ReturnedSlots;
 use crate::thread_owned::ThreadOwned;
 
@@ -34,6 +33,26 @@ pub struct Counters {
     /// The number of these that the arena could not serve.
     pub fallbacks: u64,
 }
+
+/// The limit of a pool leaves no room for the requested bytes until other buffers are dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverLimit {
+    /// The requested bytes.
+    pub requested_bytes: usize,
+    /// The bytes that buffers of the pool hold.
+    pub held_bytes: usize,
+    /// The limit.
+    pub limit_bytes: usize,
+}
+
+impl std::fmt::Display for OverLimit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let OverLimit { requested_bytes, held_bytes, limit_bytes } = self;
+        write!(f, "{requested_bytes} bytes requested from a pool that holds {held_bytes} of at most {limit_bytes}")
+    }
+}
+
+impl std::error::Error for OverLimit {}
 
 /// The value for "not registered"; ring indices have 16 bits.
 const UNREGISTERED: u32 = u32::MAX;
