@@ -30,6 +30,7 @@ pub(crate) struct Link {
     tasks: [JoinHandle<()>; 2],
 }
 
+#[allow(clippy::vec_box, reason = "the boxes travel")]
 struct CallerEnd {
     device: SharedDevice,
     channels: Arc<Channels>,

@@ -59,6 +59,7 @@ impl Drop for Receiver {
 }
 
 /// What all tasks of the owner's end share.
+#[allow(clippy::vec_box, reason = "the boxes travel")]
 struct OwnerEnd {
     device: SharedDevice,
     slot: Rc<DeviceSlot>,

@@ -224,7 +224,8 @@ fn slots_that_another_thread_gave_back_are_found_when_a_class_or_the_limit_runs_
     let mut again: Vec<Buffer> = (0..256).map(|_| pool.try_take(4096).expect("they came back")).collect();
     assert!(again.iter().all(|buffer| buffer.arena_id().is_some()) && pool.try_take(4096).is_err());
     let mut later: Vec<usize> = again.iter().map(|buffer| buffer.as_ptr() as usize).collect();
-    (addresses.sort_unstable(), later.sort_unstable());
+    addresses.sort_unstable();
+    later.sort_unstable();
     assert_eq!(addresses, later, "each of them once");
     let half = again.split_off(128);
     std::thread::spawn(move || drop(half)).join().expect("it does not panic");
@@ -241,7 +242,12 @@ fn a_few_slots_are_enough_for_buffers_that_another_thread_drops() {
     let rounds = if cfg!(miri) { 70 } else { 1000 };
     let (send, receive) = std::sync::mpsc::sync_channel::<Buffer>(0);
     let (dropped, is_dropped) = std::sync::mpsc::channel();
-    let other = std::thread::spawn(move || receive.iter().for_each(|buffer| dropped.send(drop(buffer)).unwrap()));
+    let other = std::thread::spawn(move || {
+        for buffer in receive {
+            drop(buffer);
+            dropped.send(()).expect("the test waits");
+        }
+    });
     for _ in 0..rounds {
         let buffer = pool.take(4096);
         addresses.insert(buffer.as_ptr() as usize);
