@@ -13,6 +13,7 @@
 //! take a lock.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,11 +25,24 @@ const MAX_GROUPS: usize = 1024;
 /// The value of `since` without unflushed writes.
 const CLEAN: u64 = u64::MAX;
 
+/// A counter with cache lines of its own: every write reads it, and the locks beside it are taken by flushes.
+#[derive(Default)]
+#[repr(align(128))]
+struct OwnLine(AtomicU64);
+
+impl Deref for OwnLine {
+    type Target = AtomicU64;
+
+    fn deref(&self) -> &AtomicU64 {
+        &self.0
+    }
+}
+
 /// The failed flushes of one device, shared by all cores.
 #[derive(Default)]
 pub struct FlushErrors {
     /// The number of failures.
-    count: AtomicU64,
+    count: OwnLine,
     /// The text of the last failure.
     last: Mutex<Option<String>>,
     groups: Mutex<Groups>,
@@ -56,7 +70,7 @@ pub struct FlushGroup {
     /// The name of the client; `None` for a group of one cursor.
     name: Option<Box<str>>,
     /// The count of failures before the first write that no flush covers yet, or [`CLEAN`].
-    since: AtomicU64,
+    since: OwnLine,
     state: Mutex<GroupState>,
 }
 
@@ -155,7 +169,7 @@ impl FlushErrors {
 
 impl FlushGroup {
     fn new(errors: &Arc<FlushErrors>, name: Option<&str>, since: Option<u64>) -> Arc<FlushGroup> {
-        let since = AtomicU64::new(since.unwrap_or(CLEAN));
+        let since = OwnLine(AtomicU64::new(since.unwrap_or(CLEAN)));
         Arc::new(FlushGroup { errors: Arc::clone(errors), name: name.map(Box::from), since, state: Mutex::default() })
     }
 

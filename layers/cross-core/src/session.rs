@@ -18,8 +18,8 @@ use std::sync::Weak as SharedWeak;
 use futures_util::future::join_all;
 use sealblock_block::{Error, Operation, Request};
 
+use crate::caller_end::Link;
 use crate::changes::{SessionId, session_has_ended};
-use crate::channel::Link;
 use crate::device_slot::DeviceSlot;
 use crate::shared::{DeviceView, SharedDevice};
 

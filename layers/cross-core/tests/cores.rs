@@ -12,8 +12,8 @@ use sealblock_block::{
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
-use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::{BackendChoice, Config, CoreHandle, Cores, Placement, Reactor, spawn, yield_now};
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_reactor::{BackendChoice, Config, CoreHandle, Cores, Placement, Reactor, pool, spawn, yield_now};
 use sealblock_units::{BlockSize, Extent};
 
 const BLOCKS: u64 = 256;
@@ -84,6 +84,7 @@ struct OrderedDevice {
 /// Blocks with a special result for [`OrderedDevice`].
 const PANICS: u64 = 200;
 const NEVER: u64 = 201;
+const PANICS_LATER: u64 = 202;
 
 impl OrderedDevice {
     fn new() -> Rc<OrderedDevice> {
@@ -106,6 +107,10 @@ impl Device for OrderedDevice {
         match start {
             PANICS => panic!("a device that fails badly"),
             NEVER => std::future::pending().await,
+            PANICS_LATER => {
+                yield_now().await;
+                panic!("a device that fails badly, but not at once")
+            }
             // Later requests overtake it.
             _ => join_all((0..start % 5).map(|_| yield_now())).await,
         };
@@ -276,7 +281,12 @@ fn a_request_that_panics_fails_alone() {
         let shared = publish_ordered(&owner);
         on(&remote, move || async move {
             let device = shared.attach();
-            assert_unreachable(device.execute(write(PANICS, 1)).await);
+            for block in [PANICS, PANICS_LATER] {
+                let outcomes = join_all([write(3, 1), write(block, 1), read(3)].map(|request| device.execute(request)));
+                let [before, panicked, after] = <[Outcome; 3]>::try_from(outcomes.await).unwrap();
+                assert!(before.is_ok() && after.is_ok());
+                assert_unreachable(panicked);
+            }
             device.execute(write(4, 5)).await.unwrap();
             assert_eq!(byte(device.execute(read(4)).await), 5);
         });
@@ -312,6 +322,156 @@ fn requests_fail_when_the_owner_core_stops() {
         is_started.recv_timeout(TIMEOUT).unwrap();
         homes.shutdown(Duration::from_millis(1));
         receive.recv_timeout(TIMEOUT).expect("no caller waits forever");
+    });
+}
+
+#[test]
+fn a_request_sent_in_the_turn_in_which_its_link_ends_is_executed() {
+    on_each_backend(|cores| {
+        let (owner, remote) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
+        let shared = publish_ordered(&owner);
+        on(&remote, move || async move {
+            let device = shared.attach();
+            let mut calls = join_all((0..3).map(|block| device.execute(write(block, 1))));
+            assert!(futures_util::poll!(&mut calls).is_pending());
+            drop(calls);
+            drop(device);
+        });
+        let all_done = move || async {
+            let device = ORDERED_DEVICE.with_borrow(|device| Rc::clone(device.as_ref().unwrap()));
+            while device.done.get() < 3 {
+                yield_now().await;
+            }
+        };
+        on(&owner, all_done);
+        assert_eq!(cores.shutdown(TIMEOUT).aborted_tasks, 0);
+    });
+}
+
+#[test]
+fn requests_that_have_not_begun_when_the_owner_core_stops_fail() {
+    on_each_backend(|there| {
+        let remote = there.handle(1).unwrap();
+        let homes = Cores::start(Placement::Count(1), Config { pool_arena_bytes: 0, ..Config::default() }).unwrap();
+        let home = homes.handle(0).unwrap();
+        let shared = publish_ordered(&home);
+        let (is_busy, busy) = std::sync::mpsc::channel();
+        let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+        let (send, receive) = std::sync::mpsc::channel();
+        let work = move || {
+            drop(spawn(async move {
+                let device = shared.attach();
+                device.execute(write(1, 1)).await.unwrap();
+                // The owner core is busy in one task, so that none of these begins before it stops.
+                let occupy = move || {
+                    is_busy.send(()).unwrap();
+                    may_go_on.recv_timeout(TIMEOUT).unwrap();
+                };
+                send_to(&home, occupy);
+                let mut calls = join_all((0..9).map(|_| device.execute(write(NEVER, 1))));
+                assert!(futures_util::poll!(&mut calls).is_pending());
+                calls.await.into_iter().for_each(assert_unreachable);
+                send.send(()).unwrap();
+            }));
+        };
+        remote.address().send(work).unwrap();
+        busy.recv_timeout(TIMEOUT).unwrap();
+        let stopping = std::thread::spawn(move || homes.shutdown(Duration::ZERO));
+        std::thread::sleep(Duration::from_millis(5));
+        go_on.send(()).unwrap();
+        receive.recv_timeout(TIMEOUT).expect("no caller waits forever");
+        stopping.join().unwrap();
+    });
+}
+
+fn send_to(core: &CoreHandle, work: impl FnOnce() + Send + 'static) {
+    core.address().send(work).expect("the core runs");
+}
+
+#[test]
+fn requests_of_a_core_that_stops_are_executed_and_their_data_dropped_elsewhere() {
+    on_each_backend(|cores| {
+        let owner = cores.handle(0).unwrap();
+        let shared = publish_ordered(&owner);
+        let callers =
+            Cores::start(Placement::Count(1), Config { pool_arena_bytes: 1 << 20, ..Config::default() }).unwrap();
+        let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+        // The owner core begins nothing before the callers' core has ended.
+        send_to(&owner, move || may_go_on.recv_timeout(TIMEOUT).unwrap());
+        on(&callers.handle(0).unwrap(), move || async move {
+            let device = shared.attach();
+            let write = |block: u64| {
+                let mut data = pool().take(512);
+                data.fill(block as u8 + 1);
+                let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };
+                let data = Sealed::seal(data.freeze(), BlockSize::B512, None, &tags);
+                Request::write(extent(block, 1), data, Durability::Volatile)
+            };
+            let mut calls = join_all((0..10).map(|block| device.execute(write(block))));
+            assert!(futures_util::poll!(&mut calls).is_pending());
+        });
+        callers.shutdown(TIMEOUT);
+        go_on.send(()).unwrap();
+        let bytes = on(&owner, || async {
+            let device = ORDERED_DEVICE.with_borrow(|device| Rc::clone(device.as_ref().unwrap()));
+            while device.done.get() < 10 {
+                yield_now().await;
+            }
+            join_all((0..10).map(|block| device.inner.execute(read(block))))
+                .await
+                .into_iter()
+                .map(byte)
+                .collect::<Vec<u8>>()
+        });
+        assert_eq!(bytes, (1..=10).collect::<Vec<u8>>());
+        assert_eq!(cores.shutdown(TIMEOUT).aborted_tasks, 0);
+    });
+}
+
+/// Memory that records the thread on which it is dropped.
+struct Lender(Vec<u8>, std::sync::mpsc::Sender<std::thread::ThreadId>);
+
+impl AsMut<[u8]> for Lender {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        let _ = self.1.send(std::thread::current().id());
+    }
+}
+
+#[test]
+fn the_data_of_a_write_return_to_the_core_that_sent_it() {
+    on_each_backend(|cores| {
+        let (owner, remote) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
+        let waits = publish_ordered(&owner);
+        let in_place = on(&owner, || async { publish(memory()) });
+        on(&remote, move || async move {
+            for shared in [waits, in_place] {
+                let device = shared.attach();
+                for is_abandoned in [false, true] {
+                    let (dropped, on_thread) = std::sync::mpsc::channel();
+                    let data = Buffer::lent(Lender(vec![1; 512], dropped)).freeze();
+                    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };
+                    let data = Sealed::seal(data, BlockSize::B512, None, &tags);
+                    // It waits for some turns, where the device can.
+                    let request = Request::write(extent(3, 1), data, Durability::Volatile);
+                    match is_abandoned {
+                        true => assert!(futures_util::poll!(Box::pin(device.execute(request))).is_pending()),
+                        false => drop(device.execute(request).await.unwrap()),
+                    }
+                    device.execute(read(4)).await.unwrap();
+                    while let Err(std::sync::mpsc::TryRecvError::Empty) = on_thread.try_recv().map(|thread| {
+                        assert_eq!(thread, std::thread::current().id(), "abandoned: {is_abandoned}");
+                    }) {
+                        yield_now().await;
+                    }
+                }
+            }
+        });
     });
 }
 

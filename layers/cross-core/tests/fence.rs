@@ -283,11 +283,19 @@ fn changes_that_cross_between_cores_are_fenced_too() {
     let theirs = held.clone();
     let device = on(&owner, move || async move { theirs.publish() });
     let theirs = held.clone();
+    let home = owner.address();
     on(&client, move || async move {
         let (old, new) = (ClientSession::begin(), ClientSession::begin());
         let (old_device, new_device) = (attach(&device, &old), attach(&device, &new));
+        // The owner core is busy, so that it gets the change and the fence together.
+        let (go_on, may_go_on) = mpsc::channel::<()>();
+        home.send(move || may_go_on.recv_timeout(Duration::from_secs(30)).unwrap()).unwrap();
         let first = begun(&old_device, write(8, 4, 1));
-        old.end().await;
+        let mut ending = pin!(old.end());
+        assert!(futures_util::poll!(&mut ending).is_pending());
+        turns().await;
+        go_on.send(()).unwrap();
+        ending.await;
         theirs.release(2);
         let newer = begun(&new_device, write(8, 4, 2));
         let is_done = Cell::new(false);

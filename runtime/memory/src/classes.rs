@@ -58,6 +58,11 @@ impl SizeClasses {
         }
     }
 
+    /// True if a slot of this order is free without another chunk.
+    pub(crate) fn has_open(&self, order: u8) -> bool {
+        !self.open[order as usize].is_empty()
+    }
+
     /// Takes a slot and returns its first unit; `None` if none of that order is free or can be created.
     pub(crate) fn take(&mut self, order: u8) -> Option<u32> {
         let number = match self.open[order as usize].last() {

@@ -8,7 +8,7 @@
 //! - The range of a live `Buffer` overlaps that of no other live handle.
 //! - All memory is initialised: our own is zeroed when it is first obtained from the system. Memory that a pool hands
 //!   out again has the bytes of its former use, so a pool's buffer must be filled before it is sent anywhere.
-//! - The thread that drops the last handle of an allocation returns it.
+//! - The thread that drops the last handle of an allocation returns it. Slots go back to the thread of their pool.
 //!
 //! Shape: direct I/O and registered buffers both need an address that the allocator chose, not the caller, and a write
 //! may be retried or mirrored while its data are still being sent. So there is one owner type that fills and one shared
@@ -22,12 +22,20 @@ mod classes;
 mod heap;
 mod owner;
 mod pool;
+mod pool_shared;
+mod returned;
 mod slabs;
+mod thread_owned;
+
+/// The atomics of `returned.rs`; `tests/returned.rs` replaces them with those of a model checker.
+mod primitives {
+    pub(crate) use std::sync::atomic::{AtomicIsize, AtomicU32, Ordering};
+}
 
 pub use arena::{Arena, ArenaId, Registration};
 pub use buffer::{Buffer, Slice};
-pub use owner::Counters;
-pub use pool::{OverLimit, Pool};
+pub use pool::Pool;
+pub use pool_shared::{Counters, OverLimit};
 pub use slabs::{SLAB_CHUNK_BYTES, Slabs};
 
 /// Alignment, in bytes, of the start of every heap buffer and of every pool buffer of at least this length.

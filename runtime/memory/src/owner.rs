@@ -2,9 +2,9 @@
 //! of its pool; heap memory to the thread's spare allocations, to the pool that it is charged to, or to the system;
 //! lent memory to its lender.
 //!
-//! Invariants: an [`Owner`] other than `Nothing` holds one count on its allocation, and the allocation outlives it. A
-//! slot in use, and heap memory that a pool fell back to, hold one count on the pool, so the arena outlives its last
-//! buffer. Spare allocations have no handle. [`PoolState`] is consistent whenever the lock is free.
+//! Invariants: an [`Owner`] other than `Nothing` holds one count on its allocation, and the allocation outlives it. The
+//! slots in use together, and each block of heap memory that a pool fell back to, hold one count on the pool, so the
+//! arena outlives its last buffer. Spare allocations have no handle.
 //!
 //! Shape: the owner is an enum of raw pointers and not an `Arc<dyn ..>`, because a pool slot must cost no heap
 //! allocation. A thread keeps a few small allocations for reuse, because tags of single blocks are allocated with every
@@ -12,12 +12,12 @@
 
 use std::cell::RefCell;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::arena::{ArenaId, Region, Registration};
-use crate::classes::{LARGEST_BYTES, SizeClasses, UNIT_BYTES, bytes_of};
-use crate::heap::{HeapBlock, SpareBlocks};
+use crate::arena::{ArenaId, Registration};
+use crate::heap::HeapBlock;
+use crate::pool_shared::PoolShared;
 
 /// More handles than this on one allocation are a leak. Stopping is better than a wrapped count and a use after free.
 const MAX_HANDLES: u32 = u32::MAX / 2;
@@ -50,7 +50,7 @@ impl Owner {
 
     pub(crate) fn registration(&self) -> Option<Registration> {
         match self {
-            // SAFETY: the slot's handle keeps the pool alive, by the invariant of this module.
+            // SAFETY: the slot is in use, so the pool is alive, by the invariant of this module.
             Owner::Slot { pool, .. } => unsafe { pool.as_ref() }.registration(),
             _ => None,
         }
@@ -58,7 +58,7 @@ impl Owner {
 
     pub(crate) fn arena_id(&self) -> Option<ArenaId> {
         match self {
-            // SAFETY: the slot's handle keeps the pool alive, by the invariant of this module.
+            // SAFETY: the slot is in use, so the pool is alive, by the invariant of this module.
             Owner::Slot { pool, .. } => Some(unsafe { pool.as_ref() }.arena_id()),
             _ => None,
         }
@@ -69,7 +69,7 @@ impl Owner {
             Owner::Nothing => None,
             // SAFETY: this handle holds a count, so the allocation's header is alive and never moved.
             Owner::Heap(heap) => Some(unsafe { &heap.as_ref().handles }),
-            // SAFETY: as above; the pool is kept alive by the slot, and the slot by this handle.
+            // SAFETY: as above; the pool is kept alive by its slots in use, and the slot by this handle.
             Owner::Slot { pool, unit } => Some(unsafe { pool.as_ref() }.handles(*unit)),
             // SAFETY: as for the heap.
             Owner::Lent(lent) => Some(unsafe { &lent.as_ref().handles }),
@@ -109,7 +109,7 @@ impl Drop for Owner {
             Owner::Nothing => {}
             // SAFETY: the count fell to zero, so no handle is left that could reach the allocation.
             Owner::Heap(heap) => unsafe { Heap::free(*heap) },
-            // SAFETY: as above, and this handle was the one that kept the slot's hold on the pool.
+            // SAFETY: as above, and the slot is not given back twice, because only the last handle does so.
             Owner::Slot { pool, unit } => unsafe { PoolShared::give_back(*pool, *unit) },
             // SAFETY: `Lent::own` leaked this very box, and as above no other handle could reach it.
             Owner::Lent(lent) => drop(unsafe { Box::from_raw(lent.as_ptr()) }),
@@ -245,103 +245,5 @@ impl Heap {
         if let Some(pool) = charged_to {
             pool.refund_heap(block);
         }
-    }
-}
-
-/// Counters of a pool. All bytes count whole slots, not the requested lengths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Bytes of the arena, free or not.
-    pub arena_bytes: usize,
-    /// Bytes of the arena that buffers use now.
-    pub in_use_bytes: usize,
-    /// Bytes on the heap that buffers of this pool use now.
-    pub heap_bytes: usize,
-    /// Spare bytes on the heap, which no buffer uses; they do not count towards the limit.
-    pub spare_bytes: usize,
-    /// Buffers handed out so far, from either place.
-    pub taken: u64,
-    /// The number of these that the arena could not serve.
-    pub fallbacks: u64,
-}
-
-/// The value for "not registered"; ring indices have 16 bits.
-const UNREGISTERED: u32 = u32::MAX;
-
-pub(crate) struct PoolShared {
-    pub(crate) region: Region,
-    pub(crate) limit_bytes: usize,
-    /// The io_uring buffer index of the arena, or [`UNREGISTERED`].
-    index: AtomicU32,
-    /// Handles per slot, at the slot's first unit.
-    handles: Box<[AtomicU32]>,
-    state: Mutex<PoolState>,
-}
-
-pub(crate) struct PoolState {
-    pub(crate) slots: SizeClasses,
-    pub(crate) spare: SpareBlocks,
-    pub(crate) counters: Counters,
-}
-
-impl PoolShared {
-    /// A pool with an arena of `arena_bytes`, rounded up to whole MiB.
-    pub(crate) fn new(arena_bytes: usize, limit_bytes: usize) -> PoolShared {
-        let blocks = arena_bytes.div_ceil(LARGEST_BYTES);
-        let len = blocks * LARGEST_BYTES;
-        let slots = SizeClasses::new(u32::try_from(blocks).expect("an arena is shorter than 2 TiB"));
-        let counters = Counters { arena_bytes: len, ..Counters::default() };
-        PoolShared {
-            region: Region::zeroed(len),
-            limit_bytes,
-            index: AtomicU32::new(UNREGISTERED),
-            handles: std::iter::repeat_with(|| AtomicU32::new(0)).take(len / UNIT_BYTES).collect(),
-            state: Mutex::new(PoolState { slots, spare: SpareBlocks::default(), counters }),
-        }
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, PoolState> {
-        // No code under the lock leaves the state inconsistent, so a panic elsewhere does not corrupt it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The number of handles of a slot.
-    pub(crate) fn handles(&self, unit: u32) -> &AtomicU32 {
-        &self.handles[unit as usize]
-    }
-
-    fn arena_id(&self) -> ArenaId {
-        self.region.id
-    }
-
-    pub(crate) fn set_registration(&self, index: Option<u16>) {
-        self.index.store(index.map_or(UNREGISTERED, u32::from), Ordering::Relaxed);
-    }
-
-    fn registration(&self) -> Option<Registration> {
-        let index = u16::try_from(self.index.load(Ordering::Relaxed)).ok()?;
-        Some(Registration { arena: self.region.id, index })
-    }
-
-    /// Takes back a block that was charged to the pool.
-    fn refund_heap(&self, block: HeapBlock) {
-        let mut state = self.lock();
-        state.counters.heap_bytes -= block.len_bytes();
-        let result = state.spare.keep(block);
-        // A block that is not kept is freed without the lock.
-        drop(state);
-        drop(result);
-    }
-
-    /// Returns a slot, and then the slot's hold on the pool.
-    ///
-    /// # Safety
-    /// The slot is in use, came from this pool, and no handle on it is left.
-    unsafe fn give_back(pool: NonNull<PoolShared>, unit: u32) {
-        // SAFETY: `Pool::slot` made this pointer from an `Arc` and gave the count to the slot, which ends here.
-        let pool = unsafe { Arc::from_raw(pool.as_ptr().cast_const()) };
-        let mut state = pool.lock();
-        let order = state.slots.give_back(unit);
-        state.counters.in_use_bytes -= bytes_of(order);
     }
 }

@@ -1,47 +1,38 @@
 //! Pools: one arena whose slots are handed out and return when their last handle is dropped.
-//!
-//! Shape: one lock guards the state. A core takes from its own pool, so the lock is contended only when
-//! another core drops a buffer; `examples/pool_cost.rs` measures the pair of take and drop.
 
 use std::ptr::NonNull;
+use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::arena::Arena;
 use crate::buffer::Buffer;
 use crate::classes::{UNIT_BYTES, bytes_of, order_for};
-use crate::owner::{Counters, Heap, Owner, PoolShared};
+use crate::owner::{Heap, Owner};
+use crate::pool_shared::{Counters, OverLimit, PoolShared};
 
 /// An arena with slots of 512 bytes to 1 MiB (powers of two), backed by the heap when it runs out. Clones share it.
+///
+/// A pool stays on the thread that made it, so that taking a buffer and dropping it there need no lock. Its buffers may
+/// go anywhere and outlive it; one that another thread drops is in use until the pool looks for such buffers, which is
+/// when it runs out, or after some takes.
 #[derive(Clone)]
-pub struct Pool(Arc<PoolShared>);
+pub struct Pool(Rc<PoolEnd>);
 
-/// The limit of a pool leaves no room for the requested bytes until other buffers are dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverLimit {
-    /// The requested bytes.
-    pub requested_bytes: usize,
-    /// The bytes that buffers of the pool hold.
-    pub held_bytes: usize,
-    /// The limit.
-    pub limit_bytes: usize,
-}
+/// Ends the pool when dropped.
+struct PoolEnd(Arc<PoolShared>);
 
-impl std::fmt::Display for OverLimit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let OverLimit { requested_bytes, held_bytes, limit_bytes } = self;
-        write!(f, "{requested_bytes} bytes requested from a pool that holds {held_bytes} of at most {limit_bytes}")
+impl Drop for PoolEnd {
+    fn drop(&mut self) {
+        PoolShared::end(&self.0);
     }
 }
-
-impl std::error::Error for OverLimit {}
 
 impl Pool {
     /// A pool with an arena of `arena_bytes`, rounded up to whole MiB (with zero, everything comes from the heap). Its
     /// buffers, in the arena and on the heap together, have at most `limit_bytes` when they are taken with
     /// [`Pool::try_take`].
     pub fn new(arena_bytes: usize, limit_bytes: usize) -> Pool {
-        Pool(Arc::new(PoolShared::new(arena_bytes, limit_bytes)))
+        Pool(Rc::new(PoolEnd(PoolShared::new(arena_bytes, limit_bytes))))
     }
 
     /// `len` bytes from the arena, or from the heap if the arena has no room or `len` is above 1 MiB.
@@ -55,7 +46,7 @@ impl Pool {
 
     /// As [`Pool::take`], but fails if the pool's buffers would then hold more than its limit.
     pub fn try_take(&self, len: usize) -> Result<Buffer, OverLimit> {
-        self.take_within(len, self.0.limit_bytes)
+        self.take_within(len, self.limit_bytes())
     }
 
     fn take_within(&self, len: usize, limit_bytes: usize) -> Result<Buffer, OverLimit> {
@@ -64,41 +55,26 @@ impl Pool {
         }
         let order = order_for(len);
         let slot_bytes = order.map_or(len, bytes_of);
-        let mut state = self.0.lock();
-        let held_bytes = state.counters.in_use_bytes + state.counters.heap_bytes;
-        if held_bytes.saturating_add(slot_bytes) > limit_bytes {
-            return Err(OverLimit { requested_bytes: len, held_bytes, limit_bytes });
+        let shared = &self.0.0;
+        let taken = shared.take(order, slot_bytes, limit_bytes);
+        if let Some(unit) = taken.map_err(|refused| OverLimit { requested_bytes: len, ..refused })? {
+            let start = shared.region.at(unit as usize * UNIT_BYTES);
+            let pool = NonNull::new(Arc::as_ptr(shared).cast_mut()).expect("an Arc never points at address zero");
+            let owner = Owner::Slot { pool, unit };
+            // SAFETY: the slot is at least `len` bytes long and has no other handle, and arena memory is initialised.
+            return Ok(unsafe { Buffer::from_parts(start, len, owner) });
         }
-        state.counters.taken += 1;
-        if let Some(unit) = order.and_then(|order| state.slots.take(order)) {
-            state.counters.in_use_bytes += slot_bytes;
-            drop(state);
-            return Ok(self.slot(unit, len));
-        }
-        state.counters.fallbacks += 1;
-        state.counters.heap_bytes += slot_bytes;
-        let found = order.map(|order| state.spare.take(order));
-        drop(state);
+        let found = order.map(|order| shared.spare().take(order));
         // A block of another length, which makes room, is freed without the lock.
         let spare = found.and_then(Result::ok);
-        let (start, owner) = Heap::charged(slot_bytes, spare, Arc::clone(&self.0));
+        let (start, owner) = Heap::charged(slot_bytes, spare, Arc::clone(shared));
         // SAFETY: the allocation is at least `len` bytes long, initialised, and this is its only handle.
         Ok(unsafe { Buffer::from_parts(start, len, owner) })
     }
 
-    fn slot(&self, unit: u32, len: usize) -> Buffer {
-        self.0.handles(unit).store(1, Ordering::Relaxed);
-        let start = self.0.region.at(unit as usize * UNIT_BYTES);
-        // The slot's own reference to the pool; `PoolShared::give_back` releases it.
-        let pool = Arc::into_raw(Arc::clone(&self.0)).cast_mut();
-        let pool = NonNull::new(pool).expect("an Arc never points at address zero");
-        // SAFETY: the slot is at least `len` bytes long and has no other handle, and arena memory is initialised.
-        unsafe { Buffer::from_parts(start, len, Owner::Slot { pool, unit }) }
-    }
-
     /// The arena, for a reactor that registers it with its ring.
     pub fn arena(&self) -> Arena {
-        self.0.region.describe()
+        self.0.0.region.describe()
     }
 
     /// Sets the io_uring buffer index under which the arena is registered; `None` if it is not registered any more.
@@ -106,23 +82,22 @@ impl Pool {
     /// An index is valid for one ring only, and a wrong one makes the kernel refuse the operation with `EFAULT`. So a
     /// pool belongs to one reactor; buffers that travel to another are recognised there by their [`crate::ArenaId`].
     pub fn set_registration(&self, index: Option<u16>) {
-        self.0.set_registration(index);
+        self.0.0.set_registration(index);
     }
 
     /// The counters so far.
     pub fn counters(&self) -> Counters {
-        let state = self.0.lock();
-        Counters { spare_bytes: state.spare.spare_bytes(), ..state.counters }
+        self.0.0.counters()
     }
 
     /// The limit, in bytes, that [`Pool::try_take`] enforces.
     pub fn limit_bytes(&self) -> usize {
-        self.0.limit_bytes
+        self.0.0.limit_bytes
     }
 }
 
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("arena", &self.0.region.id).field("counters", &self.counters()).finish()
+        f.debug_struct("Pool").field("arena", &self.0.0.region.id).field("counters", &self.counters()).finish()
     }
 }

@@ -213,3 +213,72 @@ fn memory_returns_from_any_thread() {
     assert_eq!(pool.counters().in_use_bytes, 0);
     assert_eq!(pool.counters().taken, rounds as u64);
 }
+
+#[test]
+fn slots_that_another_thread_gave_back_are_found_when_a_class_or_the_limit_runs_out() {
+    let pool = Pool::new(MIB, MIB);
+    let all: Vec<Buffer> = (0..256).map(|_| pool.try_take(4096).expect("it is within the limit")).collect();
+    assert!(pool.try_take(4096).is_err());
+    let mut addresses: Vec<usize> = all.iter().map(|buffer| buffer.as_ptr() as usize).collect();
+    std::thread::spawn(move || drop(all)).join().expect("it does not panic");
+    let mut again: Vec<Buffer> = (0..256).map(|_| pool.try_take(4096).expect("they came back")).collect();
+    assert!(again.iter().all(|buffer| buffer.arena_id().is_some()) && pool.try_take(4096).is_err());
+    let mut later: Vec<usize> = again.iter().map(|buffer| buffer.as_ptr() as usize).collect();
+    addresses.sort_unstable();
+    later.sort_unstable();
+    assert_eq!(addresses, later, "each of them once");
+    let half = again.split_off(128);
+    std::thread::spawn(move || drop(half)).join().expect("it does not panic");
+    assert!(pool.try_take(MIB / 2).is_ok(), "another class finds their bytes within the limit, on the heap");
+    drop(again);
+    assert_eq!(pool.counters().in_use_bytes, 0);
+    assert!(pool.take(MIB).arena_id().is_some(), "and the chunk is whole");
+}
+
+#[test]
+fn a_few_slots_are_enough_for_buffers_that_another_thread_drops() {
+    let pool = Pool::new(MIB, usize::MAX);
+    let mut addresses = std::collections::BTreeSet::new();
+    let rounds = if cfg!(miri) { 70 } else { 1000 };
+    let (send, receive) = std::sync::mpsc::sync_channel::<Buffer>(0);
+    let (dropped, is_dropped) = std::sync::mpsc::channel();
+    let other = std::thread::spawn(move || {
+        for buffer in receive {
+            drop(buffer);
+            dropped.send(()).expect("the test waits");
+        }
+    });
+    for _ in 0..rounds {
+        let buffer = pool.take(4096);
+        addresses.insert(buffer.as_ptr() as usize);
+        send.send(buffer).expect("the thread lives");
+        is_dropped.recv().expect("the thread lives");
+    }
+    drop(send);
+    other.join().expect("it does not panic");
+    assert!(addresses.len() <= 33, "{} slots", addresses.len());
+}
+
+#[test]
+fn the_arena_stays_until_the_last_slot_is_dropped_on_any_thread() {
+    for last_here in [false, true] {
+        let pool = Pool::new(MIB, usize::MAX);
+        let mut there: Vec<Buffer> = (0..4).map(|_| pool.take(4096)).collect();
+        let mut here = vec![pool.take(512), pool.take(MIB / 4)];
+        // One is in the list when the pool ends, one comes back on its thread.
+        let early = there.pop();
+        std::thread::spawn(move || drop(early)).join().expect("it does not panic");
+        drop(pool);
+        drop(here.pop());
+        here.iter_mut().chain(&mut there).for_each(|buffer| buffer.fill(7));
+        if !last_here {
+            here.clear();
+        }
+        let other = std::thread::spawn(move || {
+            assert!(there.iter().all(|buffer| buffer.iter().all(|&byte| byte == 7)));
+            drop(there);
+        });
+        other.join().expect("it does not panic");
+        assert!(here.iter().all(|buffer| buffer.iter().all(|&byte| byte == 7)));
+    }
+}

@@ -10,6 +10,7 @@
 //! reactors may share a budget.
 
 use std::cell::Cell;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Waker;
@@ -21,11 +22,24 @@ const GRAIN_BYTES: usize = 64 << 10;
 /// Bytes that an active share keeps beyond its need.
 const SLACK_BYTES: usize = 256 << 10;
 
+/// Bytes, on cache lines of their own: every connection reads beside them, and some change them.
+#[derive(Default)]
+#[repr(align(128))]
+struct HeldBytes(AtomicUsize);
+
+impl Deref for HeldBytes {
+    type Target = AtomicUsize;
+
+    fn deref(&self) -> &AtomicUsize {
+        &self.0
+    }
+}
+
 /// The budget of a server.
 pub struct Budget {
     limit_bytes: usize,
     reserved_bytes: usize,
-    held_bytes: AtomicUsize,
+    held_bytes: HeldBytes,
     /// True if a share has exceeded the budget.
     is_overdrawn: AtomicBool,
     waiting: Batch<Waker>,
@@ -34,7 +48,7 @@ pub struct Budget {
 impl Budget {
     /// A budget of `limit_bytes`, with `reserved_bytes` reserved for each share. Both are rounded up to whole grains.
     pub fn new(limit_bytes: usize, reserved_bytes: usize) -> Arc<Budget> {
-        let (held_bytes, is_overdrawn) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (held_bytes, is_overdrawn) = (HeldBytes::default(), AtomicBool::new(false));
         let (limit_bytes, reserved_bytes) = (Budget::round_up(limit_bytes), Budget::round_up(reserved_bytes));
         Arc::new(Budget { limit_bytes, reserved_bytes, held_bytes, is_overdrawn, waiting: Batch::default() })
     }

@@ -26,7 +26,7 @@ use crate::config::Backend;
 use crate::descriptor::FdRegistration;
 use crate::driver::{Driver, Engine};
 use crate::gather::Gathers;
-use crate::inbox::{CoreId, ReactorShared, wake_elsewhere};
+use crate::inbox::{CoreId, Message, ReactorShared, wake_elsewhere};
 use crate::long_steps::LongSteps;
 use crate::op_table::{Finished, Key, OpTable};
 use crate::operation::{Calls, Interest, IoOp};
@@ -98,6 +98,8 @@ pub(crate) struct Core {
     pub(crate) shutdown_waiters: RefCell<Waiters>,
     pub(crate) drained_waiter: RefCell<Option<Waker>>,
     pub(crate) shared: Arc<ReactorShared>,
+    /// Empty lists, kept for their capacity, which the next reading of the inbox leaves there.
+    pub(crate) received: RefCell<(Vec<TaskId>, Vec<Message>)>,
     pub(crate) gathers: Gathers,
     /// Values that stay on this reactor, by number.
     pub(crate) locals: RefCell<Slab<Rc<dyn Any>>>,

@@ -22,7 +22,7 @@ use crate::config::{Attempt, Backend, Config, StartError};
 use crate::core::{Core, Entered, try_current, waker};
 use crate::driver::{Driver, Engine};
 use crate::gather::Gathers;
-use crate::inbox::{ReactorShared, register, unregister};
+use crate::inbox::Registration;
 use crate::long_steps::LongSteps;
 use crate::op_table::CompletionAction;
 use crate::operation::{self, Calls};
@@ -62,17 +62,16 @@ impl Core {
         if !self.shared.take_notice() {
             return;
         }
+        // Exchanged and not taken, so that the senders' next wakes allocate nothing.
+        let (mut woken, mut messages) = self.received.take();
         let mut inbox = self.shared.inbox();
-        let woken = std::mem::take(&mut inbox.woken);
-        let messages = std::mem::take(&mut inbox.messages);
+        std::mem::swap(&mut inbox.woken, &mut woken);
+        std::mem::swap(&mut inbox.messages, &mut messages);
         let stop_by = inbox.stop_by;
         drop(inbox);
-        for task in woken {
-            self.wake(task);
-        }
-        for message in messages {
-            message();
-        }
+        woken.drain(..).for_each(|task| self.wake(task));
+        messages.drain(..).for_each(|message| message());
+        self.received.replace((woken, messages));
         if stop_by.is_some() && self.stop_by.replace(stop_by).is_none() {
             let waiting = self.shutdown_waiters.borrow_mut().take_all();
             waiting.for_each(Waker::wake);
@@ -199,6 +198,8 @@ fn contain<T>(panic: &mut Option<Panic>, foreign: impl FnOnce() -> T) -> Option<
 
 /// Runs futures on the thread that created it. See the crate's documentation.
 pub struct Reactor {
+    /// Dropped first: wakers of other threads then find no reactor.
+    _registration: Registration,
     core: Rc<Core>,
 }
 
@@ -209,13 +210,13 @@ impl Reactor {
     /// When the environment names an unknown backend, when io_uring is required and refused, or when the system has no
     /// descriptors or threads to give. With [`crate::BackendChoice::Auto`] a refused ring is no error; see [`Backend`].
     pub fn new(config: Config) -> Result<Reactor, StartError> {
-        let shared =
-            ReactorShared::new().map_err(|source| StartError::System { what: Attempt::CreateEvent, source })?;
-        let shared = Arc::new(shared);
+        let registration =
+            Registration::new().map_err(|source| StartError::System { what: Attempt::CreateEvent, source })?;
+        let shared = Arc::clone(registration.reactor());
         let pool = Pool::new(config.pool_arena_bytes, config.pool_limit_bytes);
         let (driver, backend) = Driver::start(&config, &pool, &shared)?;
         let core = Core {
-            id: register(&shared),
+            id: shared.id(),
             tasks: RefCell::default(),
             ready: RefCell::default(),
             root_woken: Cell::new(false),
@@ -233,12 +234,13 @@ impl Reactor {
             shutdown_waiters: RefCell::new(Waiters::new()),
             drained_waiter: RefCell::default(),
             shared,
+            received: RefCell::default(),
             gathers: Gathers::default(),
             locals: RefCell::default(),
             pool,
             backend,
         };
-        Ok(Reactor { core: Rc::new(core) })
+        Ok(Reactor { _registration: registration, core: Rc::new(core) })
     }
 
     /// Runs `future` to its end, and tasks meanwhile. Remaining tasks continue in the next call.
@@ -296,7 +298,6 @@ impl Drop for Reactor {
         let entered = try_current().is_none().then(|| Entered::new(&self.core));
         let panic = self.core.end();
         drop(entered);
-        unregister(self.core.id);
         if let Some(panic) = panic
             && !std::thread::panicking()
         {

@@ -90,6 +90,26 @@ impl<T> Mailbox<T> {
         Ok(())
     }
 
+    /// Appends all items, in order, and wakes the reader at most once. `items` is empty afterwards, and keeps some
+    /// capacity in the long run. False, with all items left, when the mailbox is closed.
+    #[must_use]
+    pub fn push_all(&self, items: &mut Vec<T>) -> bool {
+        let mut state = self.lock();
+        if state.is_closed {
+            return false;
+        }
+        match state.items.is_empty() {
+            true => std::mem::swap(&mut state.items, items),
+            false => state.items.append(items),
+        }
+        let reader = if state.items.is_empty() { None } else { state.reader.take() };
+        drop(state);
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        true
+    }
+
     /// Swaps the queued items with `into`, which is empty. False when the mailbox is closed and empty.
     pub fn poll_take(&self, cx: &mut Context<'_>, into: &mut Vec<T>) -> Poll<bool> {
         debug_assert!(into.is_empty(), "what was taken before is done");

@@ -161,7 +161,11 @@ fn every_item_is_taken_once_and_in_the_order_of_its_sender() {
                 .map(|sender| {
                     let mailbox = Arc::clone(&mailbox);
                     thread::spawn(move || {
-                        (0..ITEMS).for_each(|item| mailbox.push(sender * ITEMS + item).unwrap());
+                        // One by one, or the first alone and the others together.
+                        let mut items: Vec<u32> = (0..ITEMS).map(|item| sender * ITEMS + item).collect();
+                        let alone = if sender == 0 { items.len() } else { 1 };
+                        items.drain(..alone).for_each(|item| mailbox.push(item).unwrap());
+                        assert!(mailbox.push_all(&mut items) && items.is_empty());
                     })
                 })
                 .collect();
@@ -241,6 +245,16 @@ fn a_reader_is_woken_once_and_takes_all() {
             assert_eq!((mailbox.poll_take(&mut cx, &mut got), &got[..]), (Poll::Ready(true), &[0, 1, 2][..]));
             mailbox.push(3).unwrap();
             assert_eq!(count.0.load(Ordering::Relaxed), 1, "a busy reader looks again by itself");
+            assert!(mailbox.push_all(&mut vec![4, 5]));
+            got.clear();
+            assert_eq!((mailbox.poll_take(&mut cx, &mut got), &got[..]), (Poll::Ready(true), &[3, 4, 5][..]));
+            got.clear();
+            assert!(mailbox.poll_take(&mut cx, &mut got).is_pending());
+            assert!(
+                mailbox.push_all(&mut Vec::new()) && count.0.load(Ordering::Relaxed) == 1,
+                "there is nothing to take"
+            );
+            assert!(mailbox.push_all(&mut vec![6, 7]) && count.0.load(Ordering::Relaxed) == 2, "one wake for both");
         },
         1,
     );
@@ -260,6 +274,8 @@ fn a_finished_mailbox_is_read_to_its_end_and_a_closed_one_emptied() {
             let mailbox = Mailbox::default();
             mailbox.push(1).unwrap();
             assert_eq!((mailbox.close(), mailbox.push(2)), (vec![1], Err(2)));
+            let mut refused = vec![3, 4];
+            assert!(!mailbox.push_all(&mut refused) && refused == [3, 4], "they are still the sender's");
         },
         1,
     );

@@ -63,8 +63,11 @@ impl Device for Held {
 /// Serves such a device as `long`; returns also its counters.
 fn serve_long() -> (Served, Arc<HeldState>) {
     let (served, state) = (serve(narrow()), Arc::new(HeldState::default()));
-    let held = Held { below: MemoryDevice::new(BlockSize::B4096, 1 << 20, None), state: Arc::clone(&state) };
-    served.add("long", || DynDevice::new("mem", held));
+    let held = Arc::clone(&state);
+    served.add("long", || {
+        let below = MemoryDevice::new(BlockSize::B4096, 1 << 20, None);
+        DynDevice::new("mem", Held { below, state: held })
+    });
     (served, state)
 }
 
