@@ -17,6 +17,7 @@
 mod connection;
 mod export;
 mod parts;
+mod placement;
 mod server;
 mod shared;
 mod translate;
