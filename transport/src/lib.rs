@@ -5,7 +5,8 @@
 //! lost, and delays newer changes until older ones on the lost connection can no longer be executed.
 //!
 //! The server's side: [`Serving`] accepts connections, spreads them over cores and ends them; it controls each through
-//! a [`ControlSignal`]. A connection's [`SendScheduler`] lets one task receive, execute and send in batches.
+//! a [`ControlSignal`]. Once the devices of a connection are known, it may go to another core ([`Arrival`],
+//! [`hand_to_core`]). A connection's [`SendScheduler`] lets one task receive, execute and send in batches.
 
 mod admission;
 mod arrival;

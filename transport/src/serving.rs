@@ -363,10 +363,58 @@ fn adopt(fd: OwnedFd, registration: Registration, begin: impl FnOnce(Stream, Reg
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpStream};
+    use std::sync::mpsc;
+
+    use sealblock_runtime_reactor::{Config, Cores, Placement};
+
     use super::*;
 
     fn serving(max_connections: usize) -> Arc<Serving> {
         Serving::new(max_connections, Duration::ZERO)
+    }
+
+    /// Accepts a connection on the first core, chooses the second one for it, and hands it over; returns whether it begins
+    /// on the first, the loads then, and those after its end.
+    fn hand_over(serving: &Arc<Serving>, first: &Cores, second: &CoreHandle) -> (bool, Vec<usize>, Vec<usize>) {
+        let (send, begun) = mpsc::channel();
+        let (here, there, serving) = (first.handle(0).unwrap().address(), second.address(), Arc::clone(serving));
+        let (at, of) = (here.clone(), Arc::clone(&serving));
+        let listening = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let client = TcpStream::connect(listening.local_addr().unwrap()).unwrap();
+        let work = move || {
+            let stream = Stream::from_fd(listening.accept().unwrap().0.into()).unwrap();
+            let registration = of.admit(None).unwrap();
+            registration.choose_core(&[there], 0);
+            hand_to_core(stream, registration, move |_stream, registration| {
+                let loads = registration.serving.loads();
+                drop(registration);
+                send.send((at.is_here(), loads, of.loads())).unwrap();
+            });
+        };
+        here.send(work).unwrap();
+        let begun = begun.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert_eq!(serving.connections(), 0);
+        drop(client);
+        begun
+    }
+
+    #[test]
+    fn a_connection_whose_new_core_stops_stays_and_counts_where_it_is() {
+        let start = || {
+            let config = Config { pool_arena_bytes: 0, ..Config::default() };
+            Cores::start(Placement::Count(1), config).unwrap()
+        };
+        let (first, second, serving) = (start(), start(), serving(2));
+        let handles = [first.handle(0).unwrap(), second.handle(0).unwrap()];
+        serving.set_cores(handles.clone());
+        for _ in 0..2 {
+            assert_eq!(hand_over(&serving, &first, &handles[1]), (false, vec![0, 1], vec![0, 0]));
+        }
+        second.shutdown(Duration::ZERO);
+        for _ in 0..2 {
+            assert_eq!(hand_over(&serving, &first, &handles[1]), (true, vec![1, 0], vec![0, 0]));
+        }
     }
 
     #[test]

@@ -220,6 +220,14 @@ fn hostile_hosts_get_errors_and_leave_nothing_behind() {
         }
         drop((io, late));
         homes.queues([0, 1]).await;
+        // Data that must be requested first.
+        let mut asked = Queue::open(homes.address, true).await;
+        asked.put_no_data_in_capsules();
+        asked.connect(SECOND, 1, admin.cntlid, 0).await.ok();
+        write(&mut asked, 1, 0, 1, 1).await;
+        assert_eq!(homes.target.queues_on_cores(), [1, 1], "it stays, too");
+        drop(asked);
+        homes.queues([0, 1]).await;
         // Garbage, and an end, at each place.
         let whole = early(false, admin.cntlid, 3);
         for len in (0..whole.bytes.len()).step_by(61).chain([SETUP_BYTES, SETUP_BYTES + 72 + 1024]) {

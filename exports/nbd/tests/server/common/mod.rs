@@ -103,12 +103,7 @@ impl Served {
     }
 
     /// Adds an export of a device that is made on this core.
-    pub fn add_on(
-        &self,
-        core: usize,
-        name: &str,
-        make: impl FnOnce() -> DynDevice + Send + 'static,
-    ) -> SharedDevice {
+    pub fn add_on(&self, core: usize, name: &str, make: impl FnOnce() -> DynDevice + Send + 'static) -> SharedDevice {
         let shared = on(&self.cores.handle(core).unwrap(), || SharedDevice::publish(make()));
         self.server.add_export(Export::new(name, shared.clone())).unwrap();
         shared

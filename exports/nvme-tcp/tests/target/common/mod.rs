@@ -168,6 +168,11 @@ impl Queue {
         true
     }
 
+    /// From now on, the target has to request all data.
+    pub fn put_no_data_in_capsules(&mut self) {
+        self.host.set_max_in_capsule_bytes(0);
+    }
+
     pub async fn submit(&mut self, command: Command, data: Data) -> u16 {
         let cid = self.host.submit(command, host_data(data)).unwrap().0;
         self.send().await;
