@@ -55,8 +55,8 @@ impl CorePlace {
         Some(CorePlace { cores: Arc::clone(cores), index, counts: true })
     }
 
-    /// Chooses again, for a connection whose devices are on these cores only, or on all if there are none; true if it is
-    /// another core.
+    /// Chooses again, for a connection whose devices are on these cores only, or on all if there are none; true if it
+    /// is another core.
     pub(crate) fn choose_again(&mut self, homes: &[CoreAddress], turn: u64) -> bool {
         let homes = self.cores.indices(homes);
         let mut loads = self.cores.lock();
@@ -110,9 +110,9 @@ fn fewest(loads: &[usize], among: impl Iterator<Item = usize>) -> Option<usize> 
     among.min_by_key(|&core| loads[core])
 }
 
-/// The core for a connection that is on `own` and not counted: one of `homes`, if it has at most one and a half times as
-/// many connections as the average core, and two. Otherwise the one with the fewest. It stays where it is if that is as
-/// good.
+/// The core for a connection that is on `own` and not counted: one of `homes`, if it has at most one and a half times
+/// as many connections as the average core, and two. Otherwise the one with the fewest. It stays where it is if that is
+/// as good.
 fn better(loads: &[usize], own: usize, homes: &[usize], turn: u64) -> usize {
     let (cores, all) = (loads.len(), loads.iter().sum::<usize>());
     let has_room = |core: &usize| 2 * cores * loads[*core] <= 3 * all + 4 * cores;

@@ -374,8 +374,8 @@ mod tests {
         Serving::new(max_connections, Duration::ZERO)
     }
 
-    /// Accepts a connection on the first core, chooses the second one for it, and hands it over; returns whether it begins
-    /// on the first, the loads then, and those after its end.
+    /// Accepts a connection on the first core, chooses the second one for it, and hands it over; returns whether it
+    /// begins on the first, the loads then, and those after its end.
     fn hand_over(serving: &Arc<Serving>, first: &Cores, second: &CoreHandle) -> (bool, Vec<usize>, Vec<usize>) {
         let (send, begun) = mpsc::channel();
         let (here, there, serving) = (first.handle(0).unwrap().address(), second.address(), Arc::clone(serving));

@@ -1,11 +1,11 @@
 //! Moves a connection to the core where the device of its export is, when its client has chosen the export.
 //!
-//! The other core gets the socket and the bytes that were received since the connection began, and receives them again up
-//! to the choice. Requests among them are executed there only.
+//! The other core gets the socket and the bytes that were received since the connection began, and receives them again
+//! up to the choice. Requests among them are executed there only.
 //!
-//! Invariants: what was sent in reply to the negotiation is sent by the old core, and discarded by the new one. A client
-//! is served what it was shown, so both cores negotiate with the same exports. A connection moves at most once, and one
-//! that drains or ends stays.
+//! Invariants: what was sent in reply to the negotiation is sent by the old core, and discarded by the new one. A
+//! client is served what it was shown, so both cores negotiate with the same exports. A connection moves at most once,
+//! and one that drains or ends stays.
 
 use std::rc::Rc;
 use std::sync::Arc;

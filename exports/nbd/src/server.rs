@@ -70,15 +70,15 @@ impl Server {
     }
 
     /// Returns the same server, which from now on spreads its connections over these cores, whichever core accepts
-    /// them: each goes to the core with the fewest, and from there to the one that executes the requests of its export's
-    /// device, if only one does. Without cores, connections stay where they are accepted.
+    /// them: each goes to the core with the fewest, and from there to the one that executes the requests of its
+    /// export's device, if only one does. Without cores, connections stay where they are accepted.
     pub fn with_cores(self, cores: impl IntoIterator<Item = CoreHandle>) -> Server {
         self.0.serving.set_cores(cores);
         self
     }
 
-    /// Returns the same server, whose connections stay on the core that they got when they were accepted, whatever their
-    /// exports are: for tests and measurements.
+    /// Returns the same server, whose connections stay on the core that they got when they were accepted, whatever
+    /// their exports are: for tests and measurements.
     pub fn without_moves(self) -> Server {
         self.0.serving.keep_in_place();
         self

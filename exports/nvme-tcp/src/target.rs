@@ -42,8 +42,8 @@ impl Target {
         self
     }
 
-    /// Returns the same target, whose connections stay on the core that they got when they were accepted, whatever their
-    /// namespaces are: for tests and measurements.
+    /// Returns the same target, whose connections stay on the core that they got when they were accepted, whatever
+    /// their namespaces are: for tests and measurements.
     pub fn without_moves(self) -> Target {
         self.0.serving.keep_in_place();
         self

@@ -211,3 +211,64 @@ fn an_export_that_is_exchanged_meanwhile_serves_on() {
     wait_for(&served.server, [0, 0]);
     assert_eq!(Client::open(address, "there", false).read(0, BLOCK).len(), BLOCK as usize);
 }
+
+/// A client that has chosen `there` and reads none of the long replies before that.
+fn slow_reader(served: &Served) -> Client {
+    let mut client = Client::connect(served.address, false);
+    let mut bytes = vec![0, 0, 0, 3];
+    bytes.extend(option_bytes(option::STRUCTURED_REPLY, &[]));
+    (0..LISTS).for_each(|_| bytes.extend(option_bytes(option::LIST, &[])));
+    bytes.extend(option_bytes(option::GO, &[&name_bytes("there")[..], &[0, 0]].concat()));
+    bytes.extend(client.request_bytes(0, c::READ, 0, BLOCK, &[]));
+    client.stream.write_all(&bytes).unwrap();
+    let begun = Instant::now();
+    while served.server.clients().len() < 2 {
+        assert!(begun.elapsed() < LATE, "it has chosen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    client
+}
+
+/// As many lists of exports as no socket has room for.
+const LISTS: usize = 60;
+
+#[test]
+fn a_client_that_delays_its_move_can_go_on_or_end_and_delays_no_stop() {
+    for end in ["reads", "closes", "server stops", "export removed"] {
+        let served = serve(Limits { drain: Duration::from_millis(300), ..Limits::default() });
+        add_there(&served, "there");
+        for number in 0..100 {
+            let export = Export::new(format!("long {number}"), served.shared.clone()).described("x".repeat(4000));
+            served.server.add_export(export).unwrap();
+        }
+        // Without it, the core that accepts could be the right one.
+        let _other = Client::open(served.address, "there", false);
+        let mut client = slow_reader(&served);
+        assert_eq!(served.server.connections_on_cores(), [0, 2], "where it goes");
+        match end {
+            "reads" => {
+                client.bytes(18);
+                assert_eq!(client.option_replies(option::STRUCTURED_REPLY).len(), 1);
+                for _ in 0..LISTS {
+                    assert_eq!(client.option_replies(option::LIST).len(), 100 + 4 + 1);
+                }
+                assert_eq!(client.option_replies(option::GO).last().unwrap().0, rep::ACK);
+                assert_eq!(client.receive().1[0].1.len(), 8 + BLOCK as usize);
+                assert_eq!((served.server.connections_on_cores(), client.read(0, BLOCK).len()), (vec![0, 2], 4096));
+            }
+            "closes" => drop(client),
+            "server stops" => {
+                served.server.stop();
+                served.served.recv_timeout(LATE).unwrap().unwrap();
+                assert_eq!(served.server.connections(), 0);
+            }
+            _ => served.server.remove_export("there").unwrap(),
+        }
+        match end {
+            "reads" => continue,
+            "closes" => wait_for(&served.server, [0, 1]),
+            _ => wait_for(&served.server, [0, 0]),
+        }
+        assert_eq!(served.server.clients().len(), served.server.connections());
+    }
+}

@@ -1,12 +1,12 @@
 //! Moves an I/O queue to the core where its namespaces are, before its Connect is executed.
 //!
-//! Until then, nobody knows which devices a connection will use. The host waits for the reply to Connect, so nothing else
-//! is in flight, and the connection here has no state but what its host has sent: the other core gets the socket and these
-//! bytes, receives them again, and executes the Connect.
+//! Until then, nobody knows which devices a connection will use. The host waits for the reply to Connect, so nothing
+//! else is in flight, and the connection here has no state but what its host has sent: the other core gets the socket
+//! and these bytes, receives them again, and executes the Connect.
 //!
 //! Invariants: only the first command of a connection can move it, so no command is executed twice. Everything that was
-//! sent in reply to the bytes before it (ICResp) is sent by the old core, and discarded by the new one. A connection that
-//! has moved does not move again. One that drains or ends stays.
+//! sent in reply to the bytes before it (ICResp) is sent by the old core, and discarded by the new one. A connection
+//! that has moved does not move again. One that drains or ends stays.
 
 use std::rc::Rc;
 use std::sync::Arc;

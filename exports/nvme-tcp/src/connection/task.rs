@@ -226,7 +226,8 @@ impl Connection {
         self.rearm_timer();
     }
 
-    /// Serves the connection until it has ended and its commands at devices have completed, or until it leaves this core.
+    /// Serves the connection until it has ended and its commands at devices have completed, or until it leaves this
+    /// core.
     pub(crate) async fn run(self: Rc<Self>) {
         let control = spawn(Rc::clone(&self).control());
         if self.transfer().await == Transferred::Leaving {
