@@ -9,7 +9,7 @@ use sealblock_block::DynDevice;
 use sealblock_exports_nbd::{Export, Limits, Server};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
-use sealblock_protocols_nbd::wire::{chunk, command as c, option, rep};
+use sealblock_protocols_nbd::wire::{self, chunk, command as c, option, rep};
 use sealblock_units::BlockSize;
 
 /// Adds the export on the second core, whose device stays there.
@@ -229,6 +229,19 @@ fn slow_reader(served: &Served) -> Client {
     client
 }
 
+/// Receives to the end; within the lists, which are all the same, nothing is missing and nothing comes between.
+fn assert_lists_are_whole(client: &mut Client) {
+    client.bytes(18 + 20);
+    let mut bytes = Vec::new();
+    // A reset also counts as the end.
+    let _ = client.stream.read_to_end(&mut bytes);
+    let ack =
+        [&wire::OPTION_REPLY_MAGIC.to_be_bytes()[..], &option::LIST.to_be_bytes(), &rep::ACK.to_be_bytes()].concat();
+    let len = bytes.windows(ack.len()).position(|window| window == ack).unwrap() + 20;
+    bytes.truncate(LISTS * len);
+    assert!(bytes.len() > 2 * len && bytes.iter().zip(&bytes[len..]).all(|(before, now)| before == now));
+}
+
 /// As many lists of exports as no socket has room for.
 const LISTS: usize = 60;
 
@@ -259,6 +272,7 @@ fn a_client_that_delays_its_move_can_go_on_or_end_and_delays_no_stop() {
             "closes" => drop(client),
             "server stops" => {
                 served.server.stop();
+                assert_lists_are_whole(&mut client);
                 served.served.recv_timeout(LATE).unwrap().unwrap();
                 assert_eq!(served.server.connections(), 0);
             }
