@@ -5,11 +5,14 @@
 //! lost, and delays newer changes until older ones on the lost connection can no longer be executed.
 //!
 //! The server's side: [`Serving`] accepts connections, spreads them over cores and ends them; it controls each through
-//! a [`ControlSignal`]. A connection's [`SendScheduler`] lets one task receive, execute and send in batches.
+//! a [`ControlSignal`]. Once the devices of a connection are known, it may go to another core ([`Arrival`],
+//! [`hand_to_core`]). A connection's [`SendScheduler`] lets one task receive, execute and send in batches.
 
 mod admission;
+mod arrival;
 mod changes;
 mod connection;
+mod cores;
 mod ends;
 mod identities;
 mod in_flight;
@@ -23,6 +26,7 @@ mod work;
 
 use std::hash::{BuildHasher, RandomState};
 
+pub use arrival::Arrival;
 pub use changes::SentChange;
 pub use connection::{
     ClientCore, ClientEvent, Connection, ConnectionLost, RequestError, RequestFuture, SubmitError, end_late_requests,
@@ -32,7 +36,7 @@ pub use identities::ListedIdentities;
 pub use lineage::{Lineage, QUIESCE};
 pub use monitor::{ConnectionMonitor, LostConnection};
 pub use reconnecting::{Attempt, AttemptError, Endpoint, ReconnectLimits, Reconnecting, Sending, watch_end};
-pub use serving::{Registration, Serving};
+pub use serving::{Registration, Serving, hand_to_core};
 pub use signal::{ControlSignal, Signals};
 pub use turns::{ReplyBatch, STAGING_BYTES, SendScheduler, Sender, configure_socket, lingering_close, next_poll};
 pub use work::{HeldBytes, WorkQueue, work_budget};

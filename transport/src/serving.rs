@@ -4,11 +4,12 @@
 //! Invariants: a connection counts against the limit until its [`Registration`] is dropped, or until it is ended in
 //! favour of another one. A signal to all is also sent to those that register later, and is never withdrawn.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Context;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{CoreAddress, CoreHandle, now, sleep};
 
 use crate::admission::{Admission, Admitted, decide, origin};
+use crate::cores::{CorePlace, ServingCores};
 use crate::signal::{ControlSignal, LogRateLimit, Signals};
 
 /// The interval at which a stopping server checks whether connections remain.
@@ -29,7 +31,9 @@ pub struct Serving {
     max_connections: usize,
     drain: Duration,
     members: Mutex<Members>,
-    cores: Mutex<Arc<Vec<ServingCore>>>,
+    cores: Mutex<Arc<ServingCores>>,
+    /// True if connections may move once it is known which devices they use.
+    moves: AtomicBool,
     /// Rate limit of the log line about connections above the limit.
     over_limit: LogRateLimit,
 }
@@ -53,13 +57,6 @@ struct Member {
     is_answered: bool,
 }
 
-/// A core that serves connections.
-struct ServingCore {
-    address: CoreAddress,
-    /// The number of connections on this core, without those that are excluded from its load.
-    load: AtomicUsize,
-}
-
 /// Registers a listener or connection for signals, until it is dropped.
 pub struct Registration {
     serving: Arc<Serving>,
@@ -67,19 +64,28 @@ pub struct Registration {
     pub number: u64,
     /// The signal to its task.
     pub signal: Arc<ControlSignal>,
-    /// The core that serves it.
-    core: Option<(Arc<Vec<ServingCore>>, usize)>,
-    counts_as_load: Cell<bool>,
+    /// The core that serves it; `None` for the one that accepted it.
+    place: RefCell<Option<CorePlace>>,
 }
 
 impl Registration {
     /// Excludes the connection from the load of its core from now on.
     pub fn exclude_from_load(&self) {
-        if let Some((cores, index)) = &self.core
-            && self.counts_as_load.replace(false)
-        {
-            cores[*index].load.fetch_sub(1, Ordering::Relaxed);
+        if let Some(place) = &mut *self.place.borrow_mut() {
+            place.exclude();
         }
+    }
+
+    /// True if the connection may go to another core, once it is known which devices it uses.
+    pub fn can_move(&self) -> bool {
+        self.serving.moves.load(Ordering::Relaxed) && self.place.borrow().as_ref().is_some_and(CorePlace::has_others)
+    }
+
+    /// Chooses the core again, for a connection that uses devices which are on these cores only; if there are none, all
+    /// cores are alike. True if that is another core, on which the connection counts from now on; then call
+    /// [`hand_to_core`]. Connections for which cores are alike take turns.
+    pub fn choose_core(&self, homes: &[CoreAddress], turn: u64) -> bool {
+        self.can_move() && self.place.borrow_mut().as_mut().is_some_and(|place| place.choose_again(homes, turn))
     }
 
     /// Records that the peer has introduced itself: this connection is no longer ended in favour of others.
@@ -96,15 +102,23 @@ impl Registration {
         }
     }
 
-    /// The core that serves the connection; `None` for the core that accepted it.
-    fn core_address(&self) -> Option<&CoreAddress> {
-        self.core.as_ref().map(|(cores, index)| &cores[*index].address)
+    /// The core that is to serve the connection, if it is not this one.
+    fn other_core(&self) -> Option<CoreAddress> {
+        let place = self.place.borrow();
+        place.as_ref().map(CorePlace::address).filter(|address| !address.is_here()).cloned()
+    }
+
+    /// The connection stays on this core, although another one was chosen.
+    fn stay_here(&self) {
+        if let Some(place) = &mut *self.place.borrow_mut() {
+            place.stay_here();
+        }
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.exclude_from_load();
+        drop(self.place.take());
         let mut members = self.serving.members();
         let gone = (members.connections.remove(&self.number), members.listeners.remove(&self.number));
         drop(members);
@@ -122,7 +136,8 @@ impl Serving {
             max_connections,
             drain,
             members: Mutex::default(),
-            cores: Mutex::default(),
+            cores: Mutex::new(Arc::new(ServingCores::new([]))),
+            moves: AtomicBool::new(true),
             over_limit: LogRateLimit::default(),
         })
     }
@@ -130,10 +145,23 @@ impl Serving {
     /// From now on, spreads connections over these cores, whichever core accepts them. Without cores, connections stay
     /// on the core that accepts them.
     pub fn set_cores(&self, cores: impl IntoIterator<Item = CoreHandle>) {
-        let core = |core: CoreHandle| ServingCore { address: core.address(), load: AtomicUsize::new(0) };
-        let cores = Arc::new(cores.into_iter().map(core).collect());
-        let before = std::mem::replace(&mut *self.cores.lock().unwrap_or_else(PoisonError::into_inner), cores);
+        let cores = Arc::new(ServingCores::new(cores));
+        let before = std::mem::replace(&mut *self.lock_cores(), cores);
         drop(before);
+    }
+
+    /// From now on, each connection stays on the core that was chosen when it was accepted.
+    pub fn keep_in_place(&self) {
+        self.moves.store(false, Ordering::Relaxed);
+    }
+
+    /// The number of connections on each of the cores, without those that are excluded from their loads.
+    pub fn loads(&self) -> Vec<usize> {
+        self.lock_cores().loads()
+    }
+
+    fn lock_cores(&self) -> MutexGuard<'_, Arc<ServingCores>> {
+        self.cores.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Serves the connections of a listener until [`Serving::stop`] is called or the reactor's core stops; then stops
@@ -201,8 +229,9 @@ impl Serving {
         if let Some(replaced) = replaced {
             replaced.send(Signals::ABORT);
         }
-        let mut registration = self.registration(number, signal);
-        registration.core = self.pick_core(number);
+        let registration = self.registration(number, signal);
+        let cores = Arc::clone(&self.lock_cores());
+        registration.place.replace(CorePlace::choose(&cores, number));
         Some(registration)
     }
 
@@ -215,17 +244,7 @@ impl Serving {
     }
 
     fn registration(self: &Arc<Self>, number: u64, signal: Arc<ControlSignal>) -> Registration {
-        Registration { serving: Arc::clone(self), number, signal, core: None, counts_as_load: Cell::new(true) }
-    }
-
-    /// The core with the least load; cores with equal load take turns.
-    fn pick_core(&self, number: u64) -> Option<(Arc<Vec<ServingCore>>, usize)> {
-        let cores = Arc::clone(&self.cores.lock().unwrap_or_else(PoisonError::into_inner));
-        let count = cores.len();
-        let turn = (0..count).map(|i| (number as usize).wrapping_add(i) % count);
-        let index = turn.min_by_key(|&index| cores[index].load.load(Ordering::Relaxed))?;
-        cores[index].load.fetch_add(1, Ordering::Relaxed);
-        Some((cores, index))
+        Registration { serving: Arc::clone(self), number, signal, place: RefCell::default() }
     }
 
     /// Stops accepting connections and requests, on all cores. [`Serving::serve`] returns when the server has stopped.
@@ -290,30 +309,112 @@ impl Members {
     }
 }
 
-/// Begins to serve a connection on its core.
-fn hand_to_core(stream: Stream, registration: Registration, begin: impl FnOnce(Stream, Registration) + Send + 'static) {
+/// Begins to serve a connection on its core, or on this one if that core stops.
+pub fn hand_to_core<B>(stream: Stream, registration: Registration, begin: B)
+where
+    B: FnOnce(Stream, Registration) + Send + 'static,
+{
     // Without this option a small reply waits for an acknowledgement. A socket on which this fails is about to close.
     let _ = stream.set_nodelay(true);
-    let Some(address) = registration.core_address().filter(|address| !address.is_here()).cloned() else {
-        return begin(stream, registration);
+    let Some(address) = registration.other_core() else { return begin(stream, registration) };
+    let fd = match stream.into_fd() {
+        Ok(fd) => fd,
+        Err(stream) => {
+            registration.stay_here();
+            return begin(stream, registration);
+        }
     };
-    let Ok(fd) = stream.into_fd() else {
-        tracing::warn!("connection closed: cannot hand it to its core");
-        return;
-    };
-    // A stopping core drops the closure, which closes the connection.
-    let _ = address.send(move || match Stream::from_fd(fd) {
+    let parcel = Arc::new(Parcel(Mutex::new(Some((fd, registration, begin)))));
+    let there = Arc::clone(&parcel);
+    // A core that ends before it has run this drops the connection, which closes it.
+    if address.send(move || there.open()).is_err() {
+        parcel.open_here();
+    }
+}
+
+/// A connection on its way to another core, which one of both takes out.
+struct Parcel<B>(Mutex<Option<(OwnedFd, Registration, B)>>);
+
+impl<B: FnOnce(Stream, Registration)> Parcel<B> {
+    fn take(&self) -> Option<(OwnedFd, Registration, B)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn open(&self) {
+        if let Some((fd, registration, begin)) = self.take() {
+            adopt(fd, registration, begin);
+        }
+    }
+
+    fn open_here(&self) {
+        if let Some((fd, registration, begin)) = self.take() {
+            registration.stay_here();
+            adopt(fd, registration, begin);
+        }
+    }
+}
+
+fn adopt(fd: OwnedFd, registration: Registration, begin: impl FnOnce(Stream, Registration)) {
+    match Stream::from_fd(fd) {
         Ok(stream) => begin(stream, registration),
         Err(error) => tracing::warn!(%error, "connection closed: its core cannot adopt the socket"),
-    });
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpStream};
+    use std::sync::mpsc;
+
+    use sealblock_runtime_reactor::{Config, Cores, Placement};
+
     use super::*;
 
     fn serving(max_connections: usize) -> Arc<Serving> {
         Serving::new(max_connections, Duration::ZERO)
+    }
+
+    /// Accepts a connection on the first core, chooses the second one for it, and hands it over; returns whether it
+    /// begins on the first, the loads then, and those after its end.
+    fn hand_over(serving: &Arc<Serving>, first: &Cores, second: &CoreHandle) -> (bool, Vec<usize>, Vec<usize>) {
+        let (send, begun) = mpsc::channel();
+        let (here, there, serving) = (first.handle(0).unwrap().address(), second.address(), Arc::clone(serving));
+        let (at, of) = (here.clone(), Arc::clone(&serving));
+        let listening = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let client = TcpStream::connect(listening.local_addr().unwrap()).unwrap();
+        let work = move || {
+            let stream = Stream::from_fd(listening.accept().unwrap().0.into()).unwrap();
+            let registration = of.admit(None).unwrap();
+            registration.choose_core(&[there], 0);
+            hand_to_core(stream, registration, move |_stream, registration| {
+                let loads = registration.serving.loads();
+                drop(registration);
+                send.send((at.is_here(), loads, of.loads())).unwrap();
+            });
+        };
+        here.send(work).unwrap();
+        let begun = begun.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert_eq!(serving.connections(), 0);
+        drop(client);
+        begun
+    }
+
+    #[test]
+    fn a_connection_whose_new_core_stops_stays_and_counts_where_it_is() {
+        let start = || {
+            let config = Config { pool_arena_bytes: 0, ..Config::default() };
+            Cores::start(Placement::Count(1), config).unwrap()
+        };
+        let (first, second, serving) = (start(), start(), serving(2));
+        let handles = [first.handle(0).unwrap(), second.handle(0).unwrap()];
+        serving.set_cores(handles.clone());
+        for _ in 0..2 {
+            assert_eq!(hand_over(&serving, &first, &handles[1]), (false, vec![0, 1], vec![0, 0]));
+        }
+        second.shutdown(Duration::ZERO);
+        for _ in 0..2 {
+            assert_eq!(hand_over(&serving, &first, &handles[1]), (true, vec![1, 0], vec![0, 0]));
+        }
     }
 
     #[test]

@@ -5,6 +5,9 @@
 //! complete, and their replies are sent as long as the client receives. They keep their blocks locked against later
 //! changes by anyone, because the client may send them again.
 //!
+//! Once its export is chosen, it goes to the core that executes the requests of the export's device, if only one does
+//! (`placement.rs`).
+//!
 //! Shape: each poll of the task ([`SendScheduler`]) checks again what may have changed: replies that were sent,
 //! requests that completed, bytes in flight that other connections released.
 
@@ -16,7 +19,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sealblock_layers_cross_core::{ClientSession, SharedDevice};
 use sealblock_protocols_nbd::{
@@ -26,7 +29,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Share, now, pool, shutdown_requested, sleep, sleep_until, spawn, timeout};
 use sealblock_transport::{
-    HeldBytes, Registration, ReplyBatch, STAGING_BYTES, SendScheduler, Sender, Signals, WatchedEnd, WorkQueue,
+    Arrival, HeldBytes, Registration, ReplyBatch, STAGING_BYTES, SendScheduler, Sender, Signals, WatchedEnd, WorkQueue,
     configure_socket, lingering_close, next_poll,
 };
 
@@ -43,13 +46,17 @@ const LEAST_BYTES: u64 = 256 << 10;
 const LEAST_BYTES_IN: Duration = Duration::from_secs(2);
 
 pub(crate) struct Connection {
-    server: Arc<ServerState>,
-    registration: Registration,
-    core: RefCell<Core>,
-    stream: Stream,
+    pub(crate) server: Arc<ServerState>,
+    pub(crate) registration: Registration,
+    pub(crate) core: RefCell<Core>,
+    pub(crate) stream: Stream,
     peer: String,
-    /// The exports that the client may choose.
-    advertised: Arc<[Told]>,
+    /// What the client may choose, and until when.
+    pub(crate) offer: Offer,
+    /// Whether it is known on which core the connection belongs.
+    pub(crate) arrival: Arrival,
+    /// The export that the client has chosen, until it is opened.
+    pub(crate) choice: RefCell<Option<ChosenExport>>,
     chosen: RefCell<Option<ChosenExport>>,
     /// The device of the chosen export.
     open_export: RefCell<Option<Rc<OpenExport>>>,
@@ -70,9 +77,27 @@ pub(crate) struct Connection {
     /// True if replies were sent since a request had to wait for bytes in flight.
     has_room: Cell<bool>,
     /// True if no reply can be sent any more.
-    is_gone: Cell<bool>,
+    pub(crate) is_gone: Cell<bool>,
     /// How the connection ended, if its client ended it without having disconnected.
     lost: Cell<Option<io::ErrorKind>>,
+}
+
+/// What a client may choose.
+#[derive(Clone)]
+pub(crate) struct Offer {
+    exports: Arc<[Told]>,
+    /// The index of the one that has no name.
+    default: Option<usize>,
+    deadline: Instant,
+}
+
+/// Why a connection is served no more.
+#[derive(PartialEq, Eq)]
+enum Served {
+    /// It has ended.
+    All,
+    /// It goes on on another core.
+    Leaving,
 }
 
 /// The peer for log lines: its address, or its process on a Unix socket.
@@ -86,11 +111,23 @@ fn origin(stream: &Stream) -> String {
 }
 
 impl Connection {
+    /// A connection that was just accepted.
     pub(crate) fn new(stream: Stream, server: Arc<ServerState>, registration: Registration) -> Rc<Connection> {
-        let advertised = server.advertised();
+        let exports = server.advertised();
+        let default = server.default_of(&exports);
+        let offer = Offer { exports, default, deadline: now() + server.limits.negotiation };
+        Connection::with_offer(stream, server, registration, offer)
+    }
+
+    pub(crate) fn with_offer(
+        stream: Stream,
+        server: Arc<ServerState>,
+        registration: Registration,
+        offer: Offer,
+    ) -> Rc<Connection> {
         let mut config = ServerConfig::new(pool(), []);
-        config.exports = Arc::clone(&advertised);
-        config.default_export = server.default_of(&advertised);
+        config.exports = Arc::clone(&offer.exports);
+        config.default_export = offer.default;
         config.limits = server.limits.connection.clone();
         config.staging_bytes = STAGING_BYTES;
         config.fences_sessions = true;
@@ -104,10 +141,12 @@ impl Connection {
             share: Share::new(&server.budget),
             work: WorkQueue::new(&server.work_budget, server.limits.connection.bytes_in_flight),
             server,
+            arrival: Arrival::new(&registration),
             registration,
             core: RefCell::new(core),
             stream,
-            advertised,
+            offer,
+            choice: RefCell::default(),
             chosen: RefCell::default(),
             open_export: RefCell::default(),
             session: ClientSession::begin(),
@@ -122,14 +161,18 @@ impl Connection {
         })
     }
 
-    /// Serves the connection until it has ended.
+    /// Serves the connection until it has ended, or until it leaves this core.
     pub(crate) async fn run(self: Rc<Self>) {
         let signal = Arc::clone(&self.registration.signal);
         let watch = spawn(async move {
             shutdown_requested().await;
             signal.send(Signals::DRAIN);
         });
-        self.serve().await;
+        let served = self.serve().await;
+        if served == Served::Leaving {
+            watch.abort();
+            return self.leave();
+        }
         if self.lost.get().is_none()
             && let Some(chosen) = &*self.chosen.borrow()
         {
@@ -140,11 +183,19 @@ impl Connection {
         watch.abort();
     }
 
-    async fn serve(self: &Rc<Self>) {
+    async fn serve(self: &Rc<Self>) -> Served {
         let drain = self.server.limits.drain;
         let sending = pin!(self.send());
         let mut sender = Sender::new(sending);
         self.scheduler.run(&mut sender, self.with_work(self.until(Signals::DRAIN, self.receive()))).await;
+        if self.arrival.is_leaving() {
+            // The client has its answer first; what it then sends waits in the socket.
+            self.until(Signals::DRAIN, self.scheduler.finish(&mut sender)).await;
+            if self.can_leave() {
+                return Served::Leaving;
+            }
+            drop(self.choice.take());
+        }
         match self.is_lost() {
             true => {
                 let in_flight = self.core.borrow().requests_in_flight();
@@ -169,6 +220,7 @@ impl Connection {
         if !self.is_gone.get() {
             self.until(Signals::ABORT, lingering_close(&self.stream)).await;
         }
+        Served::All
     }
 
     /// True if the client is gone without having disconnected. While the connection drains, it waits for its replies,
@@ -253,14 +305,16 @@ impl Connection {
     }
 
     async fn receive(self: &Rc<Self>) {
-        let negotiated = self.receive_while(|| self.open_export.borrow().is_none());
-        let deadline = now() + self.server.limits.negotiation;
-        let (mut negotiated, mut late) = (pin!(negotiated), sleep_until(deadline));
+        let negotiated = async {
+            self.open_choice().await;
+            self.receive_while(|| self.open_export.borrow().is_none() && !self.arrival.is_leaving()).await;
+        };
+        let (mut negotiated, mut late) = (pin!(negotiated), sleep_until(self.offer.deadline));
         let is_in_time = poll_fn(|cx| match negotiated.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(true),
             Poll::Pending => pin!(&mut late).poll(cx).map(|()| false),
         });
-        if is_in_time.await {
+        if is_in_time.await && !self.arrival.is_leaving() {
             self.receive_while(|| true).await;
         }
     }
@@ -276,6 +330,7 @@ impl Connection {
                 Ok(len) => len,
             };
             self.add_moved(len);
+            self.arrival.add(&buffer[..len]);
             self.core.borrow_mut().received(buffer, len);
             self.wait_for_ended().await;
             self.process_batch(len).await;
@@ -414,7 +469,11 @@ impl Connection {
         while let Some(event) = self.next_event() {
             let read_bytes = read_bytes_of(&event);
             if let Event::Chosen(index) = event {
-                self.open(index).await;
+                self.choose(index);
+                if self.leaves() {
+                    return;
+                }
+                self.open().await;
                 continue;
             }
             self.on_event(event);
@@ -457,15 +516,22 @@ impl Connection {
         }
     }
 
-    /// Opens the chosen export. Requests received after the choice wait until the client's older sessions are fenced.
-    async fn open(&self, index: usize) {
-        let Some(advertised) = self.advertised.get(index) else { return };
+    /// Records the client's choice, or closes the connection if that export was removed.
+    fn choose(&self, index: usize) {
+        let Some(advertised) = self.offer.exports.get(index) else { return };
         let (session, names_none) = (self.core.borrow().client_session(), self.core.borrow().names_none());
-        let choice = (advertised, names_none);
-        let Some(chosen) = self.server.choose(&self.registration, choice, self.from(), session) else {
+        let choice = self.server.choose(&self.registration, (advertised, names_none), self.from(), session);
+        if choice.is_none() {
             tracing::debug!(export = advertised.name, "NBD connection closed: the chosen export was removed");
-            return self.core.borrow_mut().close();
-        };
+            self.core.borrow_mut().close();
+        }
+        *self.choice.borrow_mut() = choice;
+    }
+
+    /// Opens the chosen export, if it is not open. Requests received after the choice wait until the client's older
+    /// sessions are fenced.
+    pub(crate) async fn open(&self) {
+        let Some(chosen) = self.choice.take() else { return };
         let export = Arc::clone(&chosen.export);
         chosen.end_older_sessions().await;
         *self.chosen.borrow_mut() = Some(chosen);

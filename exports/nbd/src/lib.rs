@@ -11,12 +11,13 @@
 //! - One place chooses the error of a failed request (`translate.rs`), without a case for "everything else".
 //!
 //! Shape: a connection is one task on one core, so its state is in cells. It executes a request in place if the device
-//! need not wait; other requests each have their own task. A device stays on the core that opened it, and each
-//! connection attaches to it once.
+//! need not wait; other requests each have their own task. A device is on one core or on all, and a connection goes to
+//! where the device is when its client has chosen the export (`placement.rs`).
 
 mod connection;
 mod export;
 mod parts;
+mod placement;
 mod server;
 mod shared;
 mod translate;

@@ -70,10 +70,23 @@ impl Server {
     }
 
     /// Returns the same server, which from now on spreads its connections over these cores, whichever core accepts
-    /// them: each goes to the core with the fewest. Without cores, connections stay where they are accepted.
+    /// them: each goes to the core with the fewest, and from there to the one that executes the requests of its
+    /// export's device, if only one does. Without cores, connections stay where they are accepted.
     pub fn with_cores(self, cores: impl IntoIterator<Item = CoreHandle>) -> Server {
         self.0.serving.set_cores(cores);
         self
+    }
+
+    /// Returns the same server, whose connections stay on the core that they got when they were accepted, whatever
+    /// their exports are: for tests and measurements.
+    pub fn without_moves(self) -> Server {
+        self.0.serving.keep_in_place();
+        self
+    }
+
+    /// The number of connections on each of its cores.
+    pub fn connections_on_cores(&self) -> Vec<usize> {
+        self.0.serving.loads()
     }
 
     /// Serves the connections of a listener until [`Server::stop`], or until the reactor's core stops. Then it lets

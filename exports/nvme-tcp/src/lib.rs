@@ -15,7 +15,8 @@
 //! received together, and sends the completions together. A command that waits for its device has its own slot
 //! (`command/slots.rs`), so a slow command does not delay others. Queues of one controller may be on several cores.
 //! They share flags that commands read, and locks that only admin commands and queues that connect or disconnect take.
-//! A device stays on the core that opened it, and each queue attaches to it once (`command/queue_context.rs`).
+//! A device is on one core or on all, a queue goes to where its devices are when it connects
+//! (`connection/placement.rs`), and attaches to each of them once (`command/queue_context.rs`).
 
 mod command;
 mod connection;

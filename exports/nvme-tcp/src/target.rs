@@ -35,10 +35,23 @@ impl Target {
     }
 
     /// Returns the same target, which from now on spreads its connections over these cores, whichever core accepts
-    /// them: each goes to the core with the fewest I/O queues. Without cores, connections stay where they are accepted.
+    /// them: each goes to the core with the fewest I/O queues, and an I/O queue from there to the one that executes the
+    /// requests of its namespaces, if only one does. Without cores, connections stay where they are accepted.
     pub fn with_cores(self, cores: impl IntoIterator<Item = CoreHandle>) -> Target {
         self.0.serving.set_cores(cores);
         self
+    }
+
+    /// Returns the same target, whose connections stay on the core that they got when they were accepted, whatever
+    /// their namespaces are: for tests and measurements.
+    pub fn without_moves(self) -> Target {
+        self.0.serving.keep_in_place();
+        self
+    }
+
+    /// The number of I/O queues on each of its cores, with connections that have not connected to a controller yet.
+    pub fn queues_on_cores(&self) -> Vec<usize> {
+        self.0.serving.loads()
     }
 
     /// Serves the connections of a listener until [`Target::stop`], or until the reactor's core stops. Then it lets
@@ -51,7 +64,7 @@ impl Target {
         Box::pin(async move {
             let target = Arc::clone(&self.0);
             let begin = move |stream, registration| {
-                spawn(Connection::new(&target, stream, registration).run());
+                spawn(Connection::new(&target, stream, registration, now()).run());
             };
             self.0.serving.serve(listener, begin).await
         })

@@ -74,6 +74,11 @@ impl CoreSlots {
         &self.home
     }
 
+    /// True if any core can open the device.
+    pub fn has_source(&self) -> bool {
+        self.others().source.is_some()
+    }
+
     fn others(&self) -> MutexGuard<'_, OtherCores> {
         self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -9,7 +9,7 @@ use sealblock_block::{
     Abilities, Claim, Claims, Counters, Device, DynDevice, Error, Exclusion, FlushCursor, FlushErrors, Freshness,
     Geometry, Outcome, Request, RequestKind,
 };
-use sealblock_runtime_reactor::{CoreLocal, long_step, spawn};
+use sealblock_runtime_reactor::{CoreAddress, CoreLocal, long_step, spawn};
 use sealblock_units::Extent;
 
 use crate::changes::{ChangeGuard, SessionId};
@@ -174,6 +174,11 @@ impl SharedDevice {
     /// that is on its home core only.
     pub fn crossings(&self) -> u64 {
         self.0.device.crossings.get()
+    }
+
+    /// The core that executes all requests; `None` for a device that every core can open.
+    pub fn only_core(&self) -> Option<CoreAddress> {
+        (!self.slots().has_source()).then(|| self.home().home().clone())
     }
 
     /// A new flush cursor of `client`. All cursors of a client count as one writer.

@@ -12,7 +12,7 @@ use sealblock_exports_ublk::{
     AttachError, Attachment, CONTROL_PATH, HostGuard, Options, QueueServer, Users, all_or_none,
 };
 use sealblock_integrity::guard::crc64;
-use sealblock_runtime_reactor::{Backend, CoreGone, CoreHandle, Cores, JoinHandle, spawn};
+use sealblock_runtime_reactor::{Backend, CoreAddress, CoreGone, CoreHandle, Cores, JoinHandle, spawn};
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError};
 
@@ -97,7 +97,7 @@ impl BlockDevice {
                 return Err(attach_error(&error));
             }
         };
-        let (stop, mut queues) = serve(servers, cores, info.path.clone());
+        let (stop, mut queues) = serve(servers, &beginning_at(cores, shared.only_core()), info.path.clone());
         let started = blocking(attachment, Attachment::start);
         match select(pin!(started), &mut queues).await {
             Either::Left((Ok(attachment), _)) => Ok(BlockDevice { attachment, queues, stop, info }),
@@ -189,6 +189,15 @@ pub fn check_backend(cores: &Cores) -> Result<(), StackError> {
     let Some(Backend::Syscalls { reason, .. }) = cores.backend(0) else { return Ok(()) };
     let why = reason.as_ref().map_or_else(|| "it is disabled".to_owned(), ToString::to_string);
     Err(StackError::new(Cause::Unsuitable, ACTION, format!("ublk needs io_uring, and {why}")))
+}
+
+/// The cores of queues in turn. If one core executes all requests of the device, it gets the first queue, and with that
+/// all requests of a device with a single queue.
+fn beginning_at(cores: &[CoreHandle], only: Option<CoreAddress>) -> Vec<CoreHandle> {
+    let first = cores.iter().position(|core| Some(core.address()) == only).unwrap_or(0);
+    let mut cores = cores.to_vec();
+    cores.rotate_left(first);
+    cores
 }
 
 /// Starts to serve the queues of a block device on cores. If they fail, that is logged at once, because a server that
@@ -320,6 +329,16 @@ fn of(error: &AttachError, doing: &str) -> StackError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn queues_begin_at_the_core_of_the_device() {
+        let config = sealblock_runtime_reactor::Config { pool_arena_bytes: 0, ..Default::default() };
+        let cores = Cores::start(sealblock_runtime_reactor::Placement::Count(3), config).unwrap();
+        let (cores, of) = (cores.handles(), |core: &CoreHandle| core.address());
+        let order = |only| beginning_at(&cores, only).iter().map(of).collect::<Vec<_>>();
+        assert_eq!(order(None), [0, 1, 2].map(|at| of(&cores[at])));
+        assert_eq!(order(Some(of(&cores[1]))), [1, 2, 0].map(|at| of(&cores[at])));
+    }
 
     fn target(name: &str) -> TargetName {
         name.parse().unwrap()

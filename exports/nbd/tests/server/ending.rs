@@ -168,14 +168,14 @@ fn after_an_unread_write(served: &Served, mut here: Client, mut there: Client) -
 
 #[test]
 fn what_lies_unread_on_a_closed_connection_undoes_nothing() {
-    let served = serve(Limits::default());
+    let served = serve_in_place(Limits::default());
     let [here, there] = one_on_each_core(&served, ["protected", "protected"]);
     assert_eq!(after_an_unread_write(&served, here, there), pattern(BLOCK, 2));
 }
 
 #[test]
 fn a_connection_that_was_made_after_the_end_of_another_waits_for_what_lies_unread_there() {
-    let served = serve(Limits::default());
+    let served = serve_in_place(Limits::default());
     let [here, mut there] = one_on_each_core(&served, ["protected", "protected"]);
     let stalled = served.stall(1);
     send_more_than_is_read_at_once(&mut there);
@@ -197,7 +197,7 @@ fn a_connection_that_was_made_after_the_end_of_another_waits_for_what_lies_unrea
 
 #[test]
 fn a_connection_whose_core_stands_still_after_its_end_executes_nothing_any_more() {
-    let served = serve(Limits::default());
+    let served = serve_in_place(Limits::default());
     let [mut here, mut there] = one_on_each_core(&served, ["protected", "protected"]);
     let stalled = served.stall(1);
     send_more_than_is_read_at_once(&mut there);

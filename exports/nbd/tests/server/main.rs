@@ -9,5 +9,6 @@ mod libnbd;
 mod long_requests;
 mod long_writes;
 mod parts;
+mod placement;
 mod requests;
 mod stock;

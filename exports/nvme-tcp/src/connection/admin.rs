@@ -21,6 +21,7 @@ use crate::connection::task::{Connection, ReplyBytes, Role, host_name};
 use crate::model::command_error::CommandError;
 use crate::model::controller::Controller;
 use crate::model::handover::Successor;
+use crate::model::registry::TargetState;
 
 /// Executes a Fabrics or admin command, or starts one that does not complete at once.
 pub(crate) fn execute(connection: &Rc<Connection>, token: Token, command: &Command, data: &[u8], reply: ReplyBytes) {
@@ -289,12 +290,13 @@ fn make_controller(
     Ok(controller)
 }
 
-fn join_controller(
-    connection: &Rc<Connection>,
+/// The controller that an I/O queue may join, unless that has changed until it does.
+pub(crate) fn find_controller(
+    target: &TargetState,
     queue: u16,
     data: &ConnectData,
-) -> Result<Rc<QueueContext>, CommandError> {
-    let controller = connection.target.controller(data.cntlid).ok_or(missing(InvalidParameter::CNTLID))?;
+) -> Result<Arc<Controller>, CommandError> {
+    let controller = target.controller(data.cntlid).ok_or(missing(InvalidParameter::CNTLID))?;
     if controller.subsystem.nqn != data.subnqn {
         return Err(parameter(InvalidParameter::SUBNQN));
     }
@@ -307,6 +309,15 @@ fn join_controller(
     if controller.is_discovery || !controller.has_entry_sizes() || u32::from(queue) > controller.queues_granted.get() {
         return Err(parameter(InvalidParameter::QID));
     }
+    Ok(controller)
+}
+
+fn join_controller(
+    connection: &Rc<Connection>,
+    queue: u16,
+    data: &ConnectData,
+) -> Result<Rc<QueueContext>, CommandError> {
+    let controller = find_controller(&connection.target, queue, data)?;
     if !controller.add_io_queue(queue, &connection.registration.signal) {
         return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
     }

@@ -4,5 +4,6 @@ pub(crate) mod admin;
 pub(crate) mod dispatch;
 mod later;
 pub(crate) mod pairs;
+mod placement;
 pub(crate) mod shutdown;
 pub(crate) mod task;

@@ -24,9 +24,9 @@ use sealblock_protocols_nvme_tcp::target::{Event, Target as Core, Token};
 use sealblock_protocols_nvme_tcp::{TargetConfig, TransmitLimit};
 use sealblock_runtime_memory::{Buffer, Pool};
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{Share, now, pool, spawn, timeout};
+use sealblock_runtime_reactor::{Share, pool, spawn, timeout};
 use sealblock_transport::{
-    Registration, ReplyBatch, STAGING_BYTES, SendScheduler, Sender, WatchedEnd, WorkQueue, configure_socket,
+    Arrival, Registration, ReplyBatch, STAGING_BYTES, SendScheduler, Sender, WatchedEnd, WorkQueue, configure_socket,
     lingering_close,
 };
 
@@ -97,6 +97,15 @@ impl WaitingCommand {
     }
 }
 
+/// Why a connection transfers no more.
+#[derive(PartialEq, Eq)]
+enum Transferred {
+    /// It has ended.
+    All,
+    /// It goes on on another core.
+    Leaving,
+}
+
 pub(crate) struct Connection {
     pub(crate) target: Arc<TargetState>,
     pub(crate) registration: Registration,
@@ -144,10 +153,18 @@ pub(crate) struct Connection {
     /// True if the connection was aborted, and so has no timer.
     pub(crate) is_aborted: Cell<bool>,
     pub(crate) accepted: Instant,
+    /// Whether it is known on which core the connection belongs.
+    pub(crate) arrival: Arrival,
 }
 
 impl Connection {
-    pub(crate) fn new(target: &Arc<TargetState>, stream: Stream, registration: Registration) -> Rc<Connection> {
+    /// A connection that was accepted at this time.
+    pub(crate) fn new(
+        target: &Arc<TargetState>,
+        stream: Stream,
+        registration: Registration,
+        accepted: Instant,
+    ) -> Rc<Connection> {
         let pool = pool();
         let mut config = TargetConfig::new(pool.clone());
         config.staging_bytes = STAGING_BYTES;
@@ -161,6 +178,7 @@ impl Connection {
         let max_commands = usize::from(config.max_commands.get());
         Rc::new(Connection {
             target: Arc::clone(target),
+            arrival: Arrival::new(&registration),
             registration,
             core: RefCell::new(Core::new(config)),
             subsystem,
@@ -186,7 +204,7 @@ impl Connection {
             is_receive_stopped: Cell::new(false),
             is_paused: Cell::new(false),
             is_aborted: Cell::new(false),
-            accepted: now(),
+            accepted,
         })
     }
 
@@ -208,10 +226,15 @@ impl Connection {
         self.rearm_timer();
     }
 
-    /// Serves the connection until it has ended and its commands at devices have completed.
+    /// Serves the connection until it has ended and its commands at devices have completed, or until it leaves this
+    /// core.
     pub(crate) async fn run(self: Rc<Self>) {
         let control = spawn(Rc::clone(&self).control());
-        self.transfer().await;
+        if self.transfer().await == Transferred::Leaving {
+            // From here on, signals wait for the task on the other core.
+            control.abort();
+            return self.leave();
+        }
         self.registration.set_answered();
         self.with_slots(poll_fn(|_| if self.busy() == 0 { Poll::Ready(()) } else { Poll::Pending })).await;
         control.abort();
@@ -241,10 +264,16 @@ impl Connection {
         self.slots.busy() + self.running.get() + self.work.waiting()
     }
 
-    async fn transfer(self: &Rc<Self>) {
+    async fn transfer(self: &Rc<Self>) -> Transferred {
         let sending = pin!(self.send());
         let mut sender = Sender::new(sending);
         self.scheduler.run(&mut sender, self.with_slots(self.receive())).await;
+        if self.arrival.is_leaving() {
+            let sent = timeout(self.target.limits.drain, self.scheduler.finish(&mut sender)).await;
+            if sent.is_ok() && self.can_leave() {
+                return Transferred::Leaving;
+            }
+        }
         if self.is_draining() {
             if self.is_left_by_host() {
                 // The host may be back with newer changes, or leave the device to another one, before those in flight have
@@ -265,18 +294,27 @@ impl Connection {
         if sent.is_ok() {
             self.with_slots(self.linger_close()).await;
         }
+        Transferred::All
     }
 
     async fn receive(self: &Rc<Self>) {
+        if self.core.borrow().negotiated().is_some() {
+            // It came from another core, with what was received there.
+            self.process_batch(0).await;
+        }
         while let Some(buffer) = self.receive_buffer().await {
             let (result, buffer) = self.stream.recv(buffer).await;
             let len = match result {
                 Ok(0) | Err(_) => return,
                 Ok(len) => len,
             };
+            self.arrival.add(&buffer[..len]);
             self.core.borrow_mut().received(buffer, len);
             self.wait_for_ended().await;
             self.process_batch(len).await;
+            if self.arrival.is_leaving() {
+                return;
+            }
         }
     }
 
@@ -457,6 +495,9 @@ impl Connection {
     pub(crate) async fn process_batch(self: &Rc<Self>, received_bytes: usize) {
         let mut batch = ReplyBatch::new(received_bytes, CAPSULE_BYTES);
         while let Some(event) = self.next_event() {
+            if self.arrival.is_open() && self.leaves_before(&event) {
+                return;
+            }
             let before = self.read_bytes.get();
             self.on_event(event);
             if batch.add(self.read_bytes.get().saturating_sub(before)) {

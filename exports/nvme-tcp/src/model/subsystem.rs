@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealblock_block::{Ability, RequestKind};
 use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_runtime_reactor::CoreAddress;
 
 use crate::model::checksums::{ChecksumCounters, ChecksumStats};
 use crate::model::handover::ControllerHandover;
@@ -191,6 +192,20 @@ impl Subsystem {
     pub(crate) fn snapshot(&self) -> (u64, Arc<Namespaces>) {
         let namespaces = self.namespaces.lock();
         (self.changes(), Arc::clone(&namespaces))
+    }
+
+    /// The cores that execute the requests of the most namespaces, of those that one core executes; none if every core
+    /// can open them all.
+    pub(crate) fn homes(&self) -> Vec<CoreAddress> {
+        let mut homes: Vec<(CoreAddress, usize)> = Vec::new();
+        for home in self.namespaces().values().filter_map(|namespace| namespace.device.only_core()) {
+            match homes.iter_mut().find(|(known, _)| *known == home) {
+                Some((_, namespaces)) => *namespaces += 1,
+                None => homes.push((home, 1)),
+            }
+        }
+        let most = homes.iter().map(|(_, namespaces)| *namespaces).max();
+        homes.into_iter().filter(|(_, namespaces)| Some(*namespaces) == most).map(|(home, _)| home).collect()
     }
 
     /// True if this host may connect. A host without an NQN may connect only where any host may.

@@ -57,7 +57,7 @@ fn queues_on_three_cores_write_and_read_the_same_blocks() {
 #[test]
 fn errors_on_other_cores_are_in_the_log_and_shutdown_flushes_all_devices() {
     run(|| async {
-        let spread = spread(short());
+        let spread = spread_by_device(short());
         let (mut admin, mut io) = host(spread.address, 3).await;
         for (i, queue) in io.iter_mut().enumerate() {
             let beyond = IoCommand::Read(blocks(BLOCKS, 1));
@@ -161,7 +161,7 @@ fn a_reset_waits_for_commands_on_other_cores_and_then_the_controller_starts_anew
 #[test]
 fn the_end_of_the_admin_connection_ends_queues_on_other_cores() {
     run(|| async {
-        let spread = spread(short());
+        let spread = spread_by_device(short());
         let (admin, mut io) = host(spread.address, 5).await;
         let (_other, mut alive) = host(spread.address, 2).await;
         drop(admin);
@@ -191,7 +191,7 @@ fn a_silent_host_times_out_on_all_cores_and_traffic_keeps_another_alive() {
 /// The controller of a silent host ends, and one that sends only I/O commands outlives this timeout twice; `false` if
 /// the pauses of the machine were too long to prove it.
 async fn traffic_keeps_alive(keep_alive: Duration) -> bool {
-    let spread = spread(short());
+    let spread = spread_by_device(short());
     let (mut silent, _silent_io) = host(spread.address, 3).await;
     let (mut busy, mut busy_io) = host(spread.address, 3).await;
     let page = Controller::decode(&busy.identify(Cns::Controller, 0).await.ok().data).unwrap();
@@ -222,7 +222,7 @@ async fn traffic_keeps_alive(keep_alive: Duration) -> bool {
 #[test]
 fn the_limit_of_connections_counts_all_cores() {
     run(|| async {
-        let spread = spread(Limits { connections: 4, ..short() });
+        let spread = spread_by_device(Limits { connections: 4, ..short() });
         let (mut admin, _io) = host(spread.address, 3).await;
         let fifth = Stream::connect(spread.address).await.unwrap();
         let (result, _) = fifth.recv(sealblock_runtime_memory::Buffer::zeroed(16)).await;
@@ -281,7 +281,7 @@ fn a_stopping_target_completes_commands_on_every_core() {
 #[test]
 fn stopping_cores_complete_commands_first() {
     run(|| async {
-        let spread = spread(short());
+        let spread = spread_by_device(short());
         let (_admin, mut io) = host(spread.address, 3).await;
         let mut cids = Vec::new();
         for queue in &mut io {

@@ -14,6 +14,7 @@ mod extensions;
 mod fused;
 mod late;
 mod one_device;
+mod placement;
 mod read_only;
 mod resize;
 mod shutdown;

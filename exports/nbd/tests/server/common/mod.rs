@@ -45,6 +45,16 @@ fn publish(device: &Rc<MemoryDevice>) -> SharedDevice {
 }
 
 pub fn serve(limits: Limits) -> Served {
+    serve_with(limits, |server| server)
+}
+
+/// The same with connections that stay on the core that they got when they were accepted: the first on that of the
+/// devices, the second on the other.
+pub fn serve_in_place(limits: Limits) -> Served {
+    serve_with(limits, Server::without_moves)
+}
+
+pub fn serve_with(limits: Limits, change: impl FnOnce(Server) -> Server) -> Served {
     let config = Config { pool_arena_bytes: 4 << 20, ..Config::default() };
     let cores = Cores::start(Placement::Count(2), config).expect("cores start");
     let home = cores.handle(0).unwrap();
@@ -59,7 +69,7 @@ pub fn serve(limits: Limits) -> Served {
         Export::new("bare", bare),
         Export::new("fixed", shared.clone()).read_only(),
     ];
-    let server = Server::new(exports, limits).unwrap().with_cores(cores.handles());
+    let server = change(Server::new(exports, limits).unwrap().with_cores(cores.handles()));
     let (served, address) = listen(&home, server.clone());
     Served { server, address, served, protected, shared, cores }
 }
@@ -87,13 +97,19 @@ impl Served {
         assert!(damaged, "there is something to damage");
     }
 
-    /// Resizes an export of the device of `protected`, as a server does whose volume was resized.
     /// Adds an export of a device that is made on the core of the others.
     pub fn add(&self, name: &str, make: impl FnOnce() -> DynDevice + Send + 'static) {
-        let shared = on(&self.cores.handle(0).unwrap(), || SharedDevice::publish(make()));
-        self.server.add_export(Export::new(name, shared)).unwrap();
+        self.add_on(0, name, make);
     }
 
+    /// Adds an export of a device that is made on this core.
+    pub fn add_on(&self, core: usize, name: &str, make: impl FnOnce() -> DynDevice + Send + 'static) -> SharedDevice {
+        let shared = on(&self.cores.handle(core).unwrap(), || SharedDevice::publish(make()));
+        self.server.add_export(Export::new(name, shared.clone())).unwrap();
+        shared
+    }
+
+    /// Resizes an export of the device of `protected`, as a server does whose volume was resized.
     pub fn resize(&self, export: &str, bytes: u64) {
         let (protected, shared) = (self.protected.clone(), self.shared.clone());
         let resized = on(&self.cores.handle(0).unwrap(), move || {
@@ -149,20 +165,39 @@ pub struct Client {
     pub sizes: [u32; 3],
 }
 
+/// The name of an export, with its length before it.
+pub fn name_bytes(export: &str) -> Vec<u8> {
+    [&(export.len() as u32).to_be_bytes()[..], export.as_bytes()].concat()
+}
+
+/// An option with its header.
+pub fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = wire::OPTION_MAGIC.to_be_bytes().to_vec();
+    bytes.extend(option.to_be_bytes());
+    bytes.extend((data.len() as u32).to_be_bytes());
+    bytes.extend(data);
+    bytes
+}
+
 /// A chunk of a reply: its type and payload.
 pub type Chunk = (u16, Vec<u8>);
 
 impl Client {
-    /// Connects and negotiates structured replies, `base:allocation` and this export.
-    pub fn open(address: SocketAddr, export: &str, is_extended: bool) -> Client {
+    /// Connects, and does nothing else.
+    pub fn connect(address: SocketAddr, is_extended: bool) -> Client {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LATE)).unwrap();
-        let mut client = Client { stream, is_extended, cookie: 7, size: 0, flags: 0, sizes: [0; 3] };
+        Client { stream, is_extended, cookie: 7, size: 0, flags: 0, sizes: [0; 3] }
+    }
+
+    /// Connects and negotiates structured replies, `base:allocation` and this export.
+    pub fn open(address: SocketAddr, export: &str, is_extended: bool) -> Client {
+        let mut client = Client::connect(address, is_extended);
         assert_eq!(client.bytes(18), b"NBDMAGICIHAVEOPT\0\x03");
         client.stream.write_all(&[0, 0, 0, 3]).unwrap();
         let style = if is_extended { option::EXTENDED_HEADERS } else { option::STRUCTURED_REPLY };
         assert_eq!(client.option(style, &[]).last().unwrap().0, rep::ACK);
-        let name = [&(export.len() as u32).to_be_bytes()[..], export.as_bytes()].concat();
+        let name = name_bytes(export);
         let context = [&name[..], &1u32.to_be_bytes(), &15u32.to_be_bytes(), b"base:allocation"].concat();
         assert_eq!(client.option(option::SET_META_CONTEXT, &context).last().unwrap().0, rep::ACK);
         let replies = client.option(option::GO, &[&name[..], &[0, 0]].concat());
@@ -182,9 +217,7 @@ impl Client {
 
     /// True if the server has this export.
     pub fn can_open(address: SocketAddr, export: &str) -> bool {
-        let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(LATE)).unwrap();
-        let mut client = Client { stream, is_extended: false, cookie: 7, size: 0, flags: 0, sizes: [0; 3] };
+        let mut client = Client::connect(address, false);
         client.bytes(18);
         client.stream.write_all(&[0, 0, 0, 3]).unwrap();
         let name = [&(export.len() as u32).to_be_bytes()[..], export.as_bytes(), &[0, 0]].concat();
@@ -202,11 +235,12 @@ impl Client {
     }
 
     fn option(&mut self, option: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
-        let mut bytes = wire::OPTION_MAGIC.to_be_bytes().to_vec();
-        bytes.extend(option.to_be_bytes());
-        bytes.extend((data.len() as u32).to_be_bytes());
-        bytes.extend(data);
-        self.stream.write_all(&bytes).unwrap();
+        self.stream.write_all(&option_bytes(option, data)).unwrap();
+        self.option_replies(option)
+    }
+
+    /// Receives the replies to an option.
+    pub fn option_replies(&mut self, option: u32) -> Vec<(u32, Vec<u8>)> {
         let mut replies = Vec::new();
         loop {
             assert_eq!(self.bytes(8), wire::OPTION_REPLY_MAGIC.to_be_bytes());
@@ -221,6 +255,13 @@ impl Client {
 
     /// Sends a request, and returns its cookie.
     pub fn send(&mut self, flags: u16, kind: u16, offset: u64, length: u64, data: &[u8]) -> u64 {
+        let bytes = self.request_bytes(flags, kind, offset, length, data);
+        self.stream.write_all(&bytes).unwrap();
+        self.cookie
+    }
+
+    /// The bytes of the next request, whose cookie is one more than that of the last.
+    pub fn request_bytes(&mut self, flags: u16, kind: u16, offset: u64, length: u64, data: &[u8]) -> Vec<u8> {
         self.cookie += 1;
         let flags = if self.is_extended && !data.is_empty() { flags | flag::PAYLOAD_LEN } else { flags };
         let magic = if self.is_extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
@@ -232,8 +273,7 @@ impl Client {
             false => bytes.extend((length as u32).to_be_bytes()),
         }
         bytes.extend(data);
-        self.stream.write_all(&bytes).unwrap();
-        self.cookie
+        bytes
     }
 
     /// One chunk: its cookie, whether it is the last, and its content.

@@ -1,4 +1,5 @@
 //! A small host over our own core, and a target with three namespaces.
+pub mod early;
 pub mod fixed;
 pub mod requests;
 pub mod spread;
@@ -167,13 +168,13 @@ impl Queue {
         true
     }
 
+    /// From now on, the target has to request all data.
+    pub fn put_no_data_in_capsules(&mut self) {
+        self.host.set_max_in_capsule_bytes(0);
+    }
+
     pub async fn submit(&mut self, command: Command, data: Data) -> u16 {
-        let data = match data {
-            Data::None => HostData::None,
-            Data::Write(bytes) => HostData::Write(Slice::copy_from(&bytes).into()),
-            Data::Read(len) => HostData::Read { buffer: Buffer::zeroed(len), layout: None },
-        };
-        let cid = self.host.submit(command, data).unwrap().0;
+        let cid = self.host.submit(command, host_data(data)).unwrap().0;
         self.send().await;
         cid
     }
@@ -228,10 +229,8 @@ impl Queue {
     }
 
     pub async fn connect(&mut self, subnqn: &str, queue: u16, cntlid: u16, keep_alive_ms: u32) -> Done {
-        let ask = Connect { queue, entries: 32, attributes: ConnectAttributes::NONE, keep_alive_ms };
-        let hostnqn = self.hostnqn.parse::<Nqn>().ok();
-        let data = ConnectData { hostid: [9; 16], cntlid, subnqn: subnqn.parse().unwrap(), hostnqn };
-        let done = self.call(ask.encode(), Data::Write(data.encode().to_vec())).await;
+        let (command, data) = connect_command(subnqn, queue, cntlid, keep_alive_ms, self.hostnqn);
+        let done = self.call(command, Data::Write(data)).await;
         self.cntlid = Connect::from_result(done.completion.result.get()).0;
         done
     }
@@ -289,6 +288,22 @@ impl Queue {
     pub async fn send_raw(&mut self, bytes: &[u8]) {
         self.stream.send_all([Slice::copy_from(bytes)]).await.unwrap();
     }
+}
+
+fn host_data(data: Data) -> HostData {
+    match data {
+        Data::None => HostData::None,
+        Data::Write(bytes) => HostData::Write(Slice::copy_from(&bytes).into()),
+        Data::Read(len) => HostData::Read { buffer: Buffer::zeroed(len), layout: None },
+    }
+}
+
+/// A Connect and its data.
+fn connect_command(subnqn: &str, queue: u16, cntlid: u16, keep_alive_ms: u32, host: &str) -> (Command, Vec<u8>) {
+    let ask = Connect { queue, entries: 32, attributes: ConnectAttributes::NONE, keep_alive_ms };
+    let hostnqn = host.parse::<Nqn>().ok();
+    let data = ConnectData { hostid: [9; 16], cntlid, subnqn: subnqn.parse().unwrap(), hostnqn };
+    (ask.encode(), data.encode().to_vec())
 }
 
 /// A command without data, as it is sent over the wire, without digests.

@@ -87,7 +87,17 @@ pub fn device(core: &CoreHandle, latch: &Arc<Latch>) -> SharedDevice {
     })
 }
 
+/// Connections stay on the core that they got when they were accepted, so that some use each device from another core.
 pub fn spread(limits: Limits) -> Spread {
+    spread_with(limits, Target::without_moves)
+}
+
+/// The same with connections that go where their devices are.
+pub fn spread_by_device(limits: Limits) -> Spread {
+    spread_with(limits, |target| target)
+}
+
+fn spread_with(limits: Limits, change: impl FnOnce(Target) -> Target) -> Spread {
     let config = Config { pool_arena_bytes: 4 << 20, ..Config::default() };
     let cores = Cores::start(Placement::Count(3), config).expect("cores start");
     let (first, last) = (cores.handle(0).unwrap(), cores.handle(2).unwrap());
@@ -96,7 +106,7 @@ pub fn spread(limits: Limits) -> Spread {
         .with_namespace(1, Namespace::new(device(&first, &latch), [1; 16]))
         .and_then(|all| all.with_namespace(2, Namespace::new(device(&last, &latch), [2; 16])))
         .unwrap();
-    let target = Target::new([subsystem], limits).unwrap().with_cores(cores.handles());
+    let target = change(Target::new([subsystem], limits).unwrap().with_cores(cores.handles()));
     let (address, served) = listen(&target, &cores, 0);
     Spread { cores, target, address, served, latch }
 }
@@ -127,17 +137,28 @@ pub async fn connections(target: &Target, wanted: usize) {
 
 /// An admin queue and this many I/O queues of one controller.
 pub async fn host(address: SocketAddr, queues: u16) -> (Queue, Vec<Queue>) {
-    let mut admin = Queue::admin(address, SUBNQN, false).await;
-    let granted = u32::from(queues - 1) << 16 | u32::from(queues - 1);
-    let ask = SetFeatures { fid: 7, save: false, nsid: 0, cdw11: granted };
-    assert_eq!(admin.call(ask.encode(), Data::None).await.ok().completion.dword0(), granted);
+    host_of(address, SUBNQN, queues).await
+}
+
+/// The same at any subsystem.
+pub async fn host_of(address: SocketAddr, subnqn: &str, queues: u16) -> (Queue, Vec<Queue>) {
+    let admin = admin_of(address, subnqn, queues).await;
     let mut all = Vec::new();
     for queue in 1..=queues {
         let mut io = Queue::open(address, queue % 2 == 0).await;
-        io.connect(SUBNQN, queue, admin.cntlid, 0).await.ok();
+        io.connect(subnqn, queue, admin.cntlid, 0).await.ok();
         all.push(io);
     }
     (admin, all)
+}
+
+/// An admin queue that may have this many I/O queues.
+pub async fn admin_of(address: SocketAddr, subnqn: &str, queues: u16) -> Queue {
+    let mut admin = Queue::admin(address, subnqn, false).await;
+    let granted = u32::from(queues - 1) << 16 | u32::from(queues - 1);
+    let ask = SetFeatures { fid: 7, save: false, nsid: 0, cdw11: granted };
+    assert_eq!(admin.call(ask.encode(), Data::None).await.ok().completion.dword0(), granted);
+    admin
 }
 
 pub async fn write(io: &mut Queue, nsid: u32, start: u64, seed: u8, count: usize) {
