@@ -111,6 +111,12 @@ pub trait Medium {
         self.sector_bytes()
     }
 
+    /// True if reads usually wait for a disk, so that many should be in flight where memory permits. Others return data
+    /// of a cache, and the fewer are in flight, the nearer are these data.
+    fn reads_wait(&self) -> bool {
+        false
+    }
+
     /// True if the medium is read-only.
     fn is_read_only(&self) -> bool;
 
@@ -255,6 +261,10 @@ macro_rules! medium_behind {
 
             fn read_unit_bytes(&self) -> u32 {
                 (**self).read_unit_bytes()
+            }
+
+            fn reads_wait(&self) -> bool {
+                (**self).reads_wait()
             }
 
             fn is_read_only(&self) -> bool {

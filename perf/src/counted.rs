@@ -113,6 +113,10 @@ impl Medium for Counted {
         self.medium.read_unit_bytes()
     }
 
+    fn reads_wait(&self) -> bool {
+        self.medium.reads_wait()
+    }
+
     fn is_read_only(&self) -> bool {
         self.medium.is_read_only()
     }

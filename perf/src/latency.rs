@@ -10,6 +10,7 @@ pub struct Latencies {
     counts: Vec<u32>,
     count: u64,
     sum_ns: u64,
+    max_ns: u64,
 }
 
 /// Latencies in microseconds; 0 if none were measured.
@@ -19,13 +20,19 @@ pub struct Summary {
     pub mean_us: f64,
     /// The median, which is hardly affected by them.
     pub median_us: f64,
+    /// The 90th percentile.
+    pub p90_us: f64,
     /// The 99th percentile.
     pub p99_us: f64,
+    /// What one request of a thousand exceeds.
+    pub p99_9_us: f64,
+    /// The longest.
+    pub max_us: f64,
 }
 
 impl Default for Latencies {
     fn default() -> Latencies {
-        Latencies { counts: vec![0; 64 * STEPS as usize], count: 0, sum_ns: 0 }
+        Latencies { counts: vec![0; 64 * STEPS as usize], count: 0, sum_ns: 0, max_ns: 0 }
     }
 }
 
@@ -36,6 +43,7 @@ impl Latencies {
         self.counts[step(ns)] += 1;
         self.count += 1;
         self.sum_ns += ns;
+        self.max_ns = self.max_ns.max(ns);
     }
 
     /// A summary of all.
@@ -54,7 +62,10 @@ impl Latencies {
         Summary {
             mean_us: self.sum_ns as f64 / self.count as f64 / 1e3,
             median_us: without_slowest(self.count / 2),
+            p90_us: without_slowest(self.count / 10),
             p99_us: without_slowest(self.count / 100),
+            p99_9_us: without_slowest(self.count / 1000),
+            max_us: self.max_ns as f64 / 1e3,
         }
     }
 }
@@ -95,9 +106,10 @@ mod tests {
         let mut latencies = Latencies::default();
         (0..99).for_each(|_| latencies.add(Duration::from_micros(10)));
         latencies.add(Duration::from_millis(1));
-        let Summary { mean_us, median_us, p99_us } = latencies.summary();
+        let Summary { mean_us, median_us, p90_us, p99_us, p99_9_us, max_us } = latencies.summary();
         assert!((mean_us - 19.9).abs() < 0.01, "{mean_us}");
         assert!((p99_us - 10.0).abs() < 0.4 && median_us == p99_us, "{median_us} {p99_us}");
-        assert_eq!(Latencies::default().summary(), Summary::default());
+        assert!(p90_us == median_us && (p99_9_us - 1000.0).abs() < 40.0, "{p90_us} {p99_9_us}");
+        assert_eq!((max_us, Latencies::default().summary()), (1000.0, Summary::default()));
     }
 }

@@ -102,6 +102,10 @@ impl Medium for AnyMedium {
         of_each!(self, inner => inner.read_unit_bytes())
     }
 
+    fn reads_wait(&self) -> bool {
+        of_each!(self, inner => inner.reads_wait())
+    }
+
     fn is_read_only(&self) -> bool {
         of_each!(self, inner => inner.is_read_only())
     }

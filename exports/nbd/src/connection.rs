@@ -66,10 +66,12 @@ pub(crate) struct Connection {
     /// This connection's share of the bytes in flight over all connections.
     share: Share,
     /// Long requests that have not started.
-    work: WorkQueue<(Rc<OpenExport>, Ticket, RemainingWork)>,
+    work: WorkQueue<(Rc<OpenExport>, (Ticket, Instant), RemainingWork)>,
     scheduler: SendScheduler,
     /// Bytes that were received and sent.
     moved_bytes: Cell<u64>,
+    /// When the current batch was received, at which its requests count as arrived.
+    batch_arrived: Cell<Instant>,
     /// True while a reply is being sent.
     is_sending: Cell<bool>,
     /// True if a task checks whether the client makes progress.
@@ -153,6 +155,7 @@ impl Connection {
             watched_end: RefCell::default(),
             scheduler: SendScheduler::default(),
             moved_bytes: Cell::default(),
+            batch_arrived: Cell::new(now()),
             is_sending: Cell::new(false),
             is_watched: Cell::new(false),
             has_room: Cell::new(false),
@@ -209,7 +212,7 @@ impl Connection {
         }
         // Requests that were received fail with ESHUTDOWN, and requests in flight complete.
         self.core.borrow_mut().stop();
-        for (_, ticket, _) in self.work.take_waiting() {
+        for (_, (ticket, _), _) in self.work.take_waiting() {
             self.complete(ticket, Err(ErrorCode::Shutdown.into()));
         }
         self.scheduler.run(&mut sender, self.until(Signals::ABORT, timeout(drain, self.process_batch(0)))).await;
@@ -465,6 +468,8 @@ impl Connection {
 
     /// Executes what was received, and sends replies in batches.
     pub(crate) async fn process_batch(self: &Rc<Self>, received_bytes: usize) {
+        // Once for the batch: reading the clock for each request would be noticeable on a device that executes in place.
+        self.batch_arrived.set(now());
         let mut batch = ReplyBatch::new(received_bytes, REQUEST_BYTES);
         while let Some(event) = self.next_event() {
             let read_bytes = read_bytes_of(&event);
@@ -557,17 +562,17 @@ impl Connection {
     }
 
     fn begin(self: &Rc<Self>, Request { ticket, command }: Request) {
-        let open_export = self.open_export.borrow().clone();
+        let (open_export, arrived) = (self.open_export.borrow().clone(), self.batch_arrived.get());
         // No request comes before an export is chosen.
         let Some(open_export) = open_export else { return };
-        let work = match open_export.try_execute(command) {
+        let work = match open_export.try_execute(command, arrived) {
             Ok(outcome) => return self.complete(ticket, outcome),
             Err(work) => work,
         };
         match work.work_bytes() {
-            0 => drop(spawn(Rc::clone(self).execute(open_export, ticket, work, None))),
+            0 => drop(spawn(Rc::clone(self).execute(open_export, (ticket, arrived), work, None))),
             bytes => {
-                self.work.add((open_export, ticket, work), bytes);
+                self.work.add((open_export, (ticket, arrived), work), bytes);
                 self.start_work();
             }
         }
@@ -583,11 +588,11 @@ impl Connection {
     async fn execute(
         self: Rc<Self>,
         open_export: Rc<OpenExport>,
-        ticket: Ticket,
+        (ticket, arrived): (Ticket, Instant),
         work: RemainingWork,
         held: Option<HeldBytes>,
     ) {
-        let outcome = open_export.execute(work, &self.is_gone).await;
+        let outcome = open_export.execute(work, arrived, &self.is_gone).await;
         drop(held);
         // Also returns to others what this connection no longer needs.
         self.start_work();

@@ -1,6 +1,7 @@
 //! Translates NBD requests to requests of a device, in one place, and executes those that take several.
 
 use std::cell::Cell;
+use std::time::Instant;
 
 use sealblock_block::{
     BlockState, Device, Durability, Error, ErrorKind, Expectations, Outcome, Request, RequestKind, Response,
@@ -9,7 +10,7 @@ use sealblock_integrity::{Tags, Unsealed};
 use sealblock_layers_cross_core::Attached;
 use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, StatusDescriptor};
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::submitted;
+use sealblock_runtime_reactor::{now, submitted};
 use sealblock_units::{BlockSize, Extent};
 
 /// Bytes that are trimmed or zeroed at once. After each piece other tasks run: others wait for one piece of each long
@@ -86,12 +87,16 @@ impl RemainingWork {
 
 impl OpenExport {
     /// Executes a request now if its device need not wait; otherwise returns what remains to be done.
-    pub(crate) fn try_execute(&self, command: Command) -> Result<Result<Reply, FailedRequest>, RemainingWork> {
+    pub(crate) fn try_execute(
+        &self,
+        command: Command,
+        arrived: Instant,
+    ) -> Result<Result<Reply, FailedRequest>, RemainingWork> {
         let request = match self.translate(command) {
             Ok(request) => request,
             Err(command) => return Err(RemainingWork::Command(command)),
         };
-        match self.device.try_execute(&request) {
+        match self.device.try_execute_arrived(&request, arrived) {
             None => Err(RemainingWork::Request(request)),
             // The data before the bad block is read again, which may wait.
             Some(Err(_)) if self.can_return_partial && request.kind() == RequestKind::Read => {
@@ -129,23 +134,33 @@ impl OpenExport {
     }
 
     /// Executes what remains of a request. A long one ends early once `is_gone` is set.
-    pub(crate) async fn execute(&self, work: RemainingWork, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
+    pub(crate) async fn execute(
+        &self,
+        work: RemainingWork,
+        arrived: Instant,
+        is_gone: &Cell<bool>,
+    ) -> Result<Reply, FailedRequest> {
         match work {
             RemainingWork::Request(request) => match request.kind() {
                 RequestKind::Read => {
                     let (extent, size) = (request.extents.one(), self.device.geometry().block_size);
-                    self.read(extent.start().get() << size.shift(), extent.bytes(size)).await
+                    self.read(extent.start().get() << size.shift(), extent.bytes(size), arrived).await
                 }
-                kind => self.reply(kind, self.device.execute(request).await),
+                kind => self.reply(kind, self.device.execute_arrived(request, arrived).await),
             },
-            RemainingWork::Command(command) => self.execute_steps(command, is_gone).await,
+            RemainingWork::Command(command) => self.execute_steps(command, arrived, is_gone).await,
         }
     }
 
-    async fn execute_steps(&self, command: Command, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
+    async fn execute_steps(
+        &self,
+        command: Command,
+        arrived: Instant,
+        is_gone: &Cell<bool>,
+    ) -> Result<Reply, FailedRequest> {
         match command {
             // These begin or end within a block.
-            Command::Read { offset, length } => self.read(offset, length.into()).await,
+            Command::Read { offset, length } => self.read(offset, length.into(), arrived).await,
             Command::Write { offset, data, fua } => {
                 let written = self.write_bytes(offset, data.freeze(), fua).await;
                 written.map_err(|failed| failed.from(offset))
@@ -209,8 +224,8 @@ impl OpenExport {
         self.device.execute(request).await.map_err(|error| self.error_reply(&error).into())
     }
 
-    async fn read(&self, offset: u64, length: u64) -> Result<Reply, FailedRequest> {
-        match self.read_bytes(offset, length).await {
+    async fn read(&self, offset: u64, length: u64, arrived: Instant) -> Result<Reply, FailedRequest> {
+        match self.read_bytes((offset, length), arrived).await {
             Err(reply) => {
                 let data_before = self.read_before((offset, length), reply.offset).await;
                 Err(FailedRequest { reply, data_before }.from(offset))
@@ -220,10 +235,10 @@ impl OpenExport {
     }
 
     /// Reads the blocks that contain these bytes.
-    async fn read_bytes(&self, offset: u64, length: u64) -> Result<Slice, ErrorReply> {
+    async fn read_bytes(&self, (offset, length): (u64, u64), arrived: Instant) -> Result<Slice, ErrorReply> {
         let (start, covered) = self.covering(offset, length);
         let extent = self.extent(start, covered).map_err(|failed| failed.reply)?;
-        match self.device.execute(Request::read(extent, Expectations::NONE)).await {
+        match self.device.execute_arrived(Request::read(extent, Expectations::NONE), arrived).await {
             Ok(Response::Data(sealed)) => {
                 let from = (offset - start) as usize;
                 Ok(sealed.joined_data().slice(from..from + length as usize))
@@ -241,7 +256,7 @@ impl OpenExport {
         if !self.can_return_partial {
             return None;
         }
-        self.read_bytes(offset, length).await.ok()
+        self.read_bytes((offset, length), now()).await.ok()
     }
 
     pub(crate) fn write_of(&self, extent: Extent, data: Slice, fua: bool) -> Request {

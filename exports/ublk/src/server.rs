@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use futures_util::future::{Either, join_all, select};
 use sealblock_block::{
@@ -14,7 +15,7 @@ use sealblock_block::{
 };
 use sealblock_integrity::{PiFormat, Sealed, Tags, Unsealed};
 use sealblock_layers_cross_core::{Attached, SharedDevice};
-use sealblock_runtime_reactor::pool;
+use sealblock_runtime_reactor::{now, pool};
 use sealblock_runtime_ublk::{CharacterDevice, Descriptor, Queue};
 use sealblock_units::Extent;
 
@@ -171,6 +172,7 @@ impl ServedQueue {
 
     /// Executes the request of a tag; returns its bytes, or a negative error number.
     async fn answer(&self, tag: u16) -> i32 {
+        let arrived = now();
         let device = &self.device();
         let described = self.queue.descriptor(tag);
         let command =
@@ -180,15 +182,17 @@ impl ServedQueue {
             return -libc::EINVAL;
         };
         let done = match command {
-            Command::Read(extent) => self.read(device, tag, &request, extent).await,
-            Command::Write(extent, durability) => self.write(device, (tag, &request), extent, durability).await,
-            Command::Flush => execute(device, Request::flush()).await.map(|_| 0),
+            Command::Read(extent) => self.read((device, arrived), tag, &request, extent).await,
+            Command::Write(extent, durability) => {
+                self.write((device, arrived), (tag, &request), extent, durability).await
+            }
+            Command::Flush => execute((device, arrived), Request::flush()).await.map(|_| 0),
             Command::Discard(extent) => {
-                execute(device, Request::discard([extent])).await.map(|_| bytes_of(device, extent))
+                execute((device, arrived), Request::discard([extent])).await.map(|_| bytes_of(device, extent))
             }
             Command::WriteZeroes { extent, may_unmap, durability } => {
                 let zero = Request::write_zeroes(extent, may_unmap, durability);
-                execute(device, zero).await.map(|_| bytes_of(device, extent))
+                execute((device, arrived), zero).await.map(|_| bytes_of(device, extent))
             }
         };
         done.unwrap_or_else(|errno| -errno)
@@ -196,11 +200,17 @@ impl ServedQueue {
 
     /// Reads blocks. If one of them is bad, those before it are returned; the kernel requests the others again, and the
     /// request that begins with the bad block fails.
-    async fn read(&self, device: &Attached, tag: u16, request: &Descriptor, extent: Extent) -> Result<i32, i32> {
-        let outcome = outcome_of(device, Request::read(extent, Expectations::NONE)).await;
+    async fn read(
+        &self,
+        (device, arrived): (&Attached, Instant),
+        tag: u16,
+        request: &Descriptor,
+        extent: Extent,
+    ) -> Result<i32, i32> {
+        let outcome = outcome_of(device, Request::read(extent, Expectations::NONE), arrived).await;
         let (outcome, extent) = match &outcome {
             Err(error) => match good_before(extent, error) {
-                Some(before) => (outcome_of(device, Request::read(before, Expectations::NONE)).await, before),
+                Some(before) => (outcome_of(device, Request::read(before, Expectations::NONE), now()).await, before),
                 None => (outcome, extent),
             },
             Ok(_) => (outcome, extent),
@@ -234,7 +244,7 @@ impl ServedQueue {
 
     async fn write(
         &self,
-        device: &Attached,
+        (device, arrived): (&Attached, Instant),
         (tag, request): (u16, &Descriptor),
         extent: Extent,
         durability: Durability,
@@ -258,7 +268,7 @@ impl ServedQueue {
                 Unsealed::new(data.freeze(), size, geometry.protection, tags).into()
             }
         };
-        execute(device, Request::write(extent, blocks, durability)).await.map(|_| bytes)
+        execute((device, arrived), Request::write(extent, blocks, durability)).await.map(|_| bytes)
     }
 }
 
@@ -268,15 +278,15 @@ fn bytes_of(device: &Attached, extent: Extent) -> i32 {
     i32::try_from(extent.bytes(device.geometry().block_size)).unwrap_or(i32::MAX)
 }
 
-async fn outcome_of(device: &Attached, request: Request) -> Outcome {
-    match device.try_execute(&request) {
+async fn outcome_of(device: &Attached, request: Request, arrived: Instant) -> Outcome {
+    match device.try_execute_arrived(&request, arrived) {
         Some(outcome) => outcome,
-        None => device.execute(request).await,
+        None => device.execute_arrived(request, arrived).await,
     }
 }
 
-async fn execute(device: &Attached, request: Request) -> Result<Response, i32> {
-    outcome_of(device, request).await.map_err(|error| errno(error.kind()))
+async fn execute((device, arrived): (&Attached, Instant), request: Request) -> Result<Response, i32> {
+    outcome_of(device, request, arrived).await.map_err(|error| errno(error.kind()))
 }
 
 /// The error number of a write whose blocks do not match their tags: nothing was written.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use sealblock_block::{Outcome, Request};
-use sealblock_runtime_reactor::{CoreAddress, JoinHandle, Notify, spawn};
+use sealblock_runtime_reactor::{CoreAddress, JoinHandle, Notify, now, spawn};
 use slab::Slab;
 
 use crate::changes::SessionId;
@@ -63,7 +63,7 @@ impl Link {
     /// Fences what a session has in flight on the owner core, unless that core has stopped.
     pub(crate) async fn fence(&self, session: SessionId) {
         // An owner core that has stopped executes nothing.
-        let _ = self.end.start(OwnerWork::Fence, Origin { session, is_locked: false }).await;
+        let _ = self.end.start(OwnerWork::Fence, Origin { session, is_locked: false, arrived: now() }).await;
     }
 }
 

@@ -1,5 +1,5 @@
 //! The slots of a device on all cores that have opened it, and what concerns all of them: quiescing, replacing the
-//! device, and the sums of its counters.
+//! device, and the sums of its counters and times.
 //!
 //! Invariants: a core has at most one slot of a device. Each slot that is opened while the device is quiesced is
 //! quiesced, and each that was opened before is told. So once every core that was told has answered, no request is in
@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sealblock_block::{Claims, Counters, DeviceSource, DynDevice, Error, Lane};
+use sealblock_block::{Claims, Counters, DeviceSource, DynDevice, Error, Lane, Latency, LatencyCounters, RequestKind};
 use sealblock_runtime_reactor::CoreLocal;
 
 use crate::device_slot::{DeviceSlot, Drain, DrainAnswer};
@@ -34,11 +34,13 @@ struct OtherCores {
     generation: u64,
     is_quiesced: bool,
     home_counters: Arc<Counters>,
+    home_latency: Arc<LatencyCounters>,
 }
 
 struct OtherSlot {
     slot: CoreLocal<DeviceSlot>,
     counters: Arc<Counters>,
+    latency: Arc<LatencyCounters>,
 }
 
 /// The requests that crossed to the home core of a device.
@@ -65,9 +67,11 @@ impl CoreSlots {
     /// The slot of a device on this core, which is its home.
     pub fn new(device: DynDevice, claims: Claims) -> CoreSlots {
         let (source, home_counters) = (device.source(), Arc::clone(device.counters()));
-        let others = OtherCores { slots: Vec::new(), source, generation: 0, is_quiesced: false, home_counters };
-        let home = CoreLocal::new(DeviceSlot::new(device, claims.lane()));
-        CoreSlots { claims, home, others: Mutex::new(others) }
+        let slot = DeviceSlot::new(device, claims.lane());
+        let home_latency = Arc::clone(&slot.timing.counters);
+        let (generation, is_quiesced, slots) = (0, false, Vec::new());
+        let others = OtherCores { slots, source, generation, is_quiesced, home_counters, home_latency };
+        CoreSlots { claims, home: CoreLocal::new(slot), others: Mutex::new(others) }
     }
 
     pub fn home(&self) -> &CoreLocal<DeviceSlot> {
@@ -169,6 +173,14 @@ impl CoreSlots {
         of_others.chain([&others.home_counters]).map(Arc::clone).sum()
     }
 
+    /// The times of requests of this kind on all cores.
+    pub fn latency(&self, kind: RequestKind) -> Latency {
+        let (others, mut sum) = (self.others(), Latency::default());
+        let of_others = others.slots.iter().map(|other| &other.latency);
+        of_others.chain([&others.home_latency]).for_each(|core| core.add_to(kind, &mut sum));
+        sum
+    }
+
     /// Requests in flight on all cores but the home core.
     pub fn in_flight_elsewhere(&self) -> u64 {
         self.others().slots.iter().map(|other| other.counters.in_flight()).sum()
@@ -188,7 +200,8 @@ impl OtherCores {
         if self.is_quiesced {
             slot.quiesce();
         }
-        self.slots.push(OtherSlot { slot: CoreLocal::new(Rc::clone(&slot)), counters });
+        let latency = Arc::clone(&slot.timing.counters);
+        self.slots.push(OtherSlot { slot: CoreLocal::new(Rc::clone(&slot)), counters, latency });
         slot
     }
 

@@ -19,6 +19,7 @@ use futures_util::task::AtomicWaker;
 use sealblock_block::{Condition, DynDevice, Error, ErrorKind, Lane};
 
 use crate::changes::ChangesInFlight;
+use crate::timing::Timing;
 
 /// A device as one core has it open, or why there is none.
 pub(crate) struct DeviceSlot {
@@ -32,6 +33,8 @@ pub(crate) struct DeviceSlot {
     pub(crate) lane: Lane,
     /// Changes in flight, by the session that sent them.
     pub(crate) changes: ChangesInFlight,
+    /// The times of the requests of this core.
+    pub(crate) timing: Timing,
 }
 
 /// A request in flight, and the device that executes it.
@@ -60,6 +63,7 @@ impl DeviceSlot {
             answers: RefCell::default(),
             lane,
             changes: ChangesInFlight::default(),
+            timing: Timing::default(),
         })
     }
 

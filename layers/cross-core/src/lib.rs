@@ -34,6 +34,7 @@ mod durable;
 mod owner_end;
 mod session;
 mod shared;
+mod timing;
 
 /// The lock of `durable.rs`; `tests/durable.rs` replaces it with that of a model checker.
 mod primitives {
@@ -44,10 +45,12 @@ use std::cell::RefCell;
 use std::ops::RangeInclusive;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::time::Instant;
 
 use sealblock_block::{
     Abilities, Device, Error, ErrorKind, Exclusion, FlushCursor, Geometry, Outcome, Request, RequestKind,
 };
+use sealblock_runtime_reactor::now;
 use sealblock_units::Extent;
 
 use caller_end::Link;
@@ -159,8 +162,21 @@ impl Attached {
         self.device.home().home().is_here()
     }
 
-    async fn dispatch(&self, request: Request, is_locked: bool) -> Outcome {
-        let from = Origin { session: self.session.id(), is_locked };
+    /// Executes a request that arrived at its export at this moment, which its wait is counted from.
+    pub async fn execute_arrived(&self, request: Request, arrived: Instant) -> Outcome {
+        self.execute_reported(request, self.origin(arrived, false)).await
+    }
+
+    /// The same as [`Device::try_execute`] for a request that arrived at its export at this moment.
+    pub fn try_execute_arrived(&self, request: &Request, arrived: Instant) -> Option<Outcome> {
+        self.try_execute_reported(request, Some(arrived))
+    }
+
+    fn origin(&self, arrived: Instant, is_locked: bool) -> Origin {
+        Origin { session: self.session.id(), is_locked, arrived }
+    }
+
+    async fn dispatch(&self, request: Request, from: Origin) -> Outcome {
         match &self.route {
             Route::Local(_) if is_of_home(request.kind()) && !self.is_home() => {
                 self.device.link().call(request, from).await
@@ -170,12 +186,12 @@ impl Attached {
         }
     }
 
-    async fn execute_reported(&self, request: Request, is_locked: bool) -> Outcome {
+    async fn execute_reported(&self, request: Request, from: Origin) -> Outcome {
         // Not reported: the end of a client is no failure of the device. Nothing is awaited until the request is on its
         // way to the owner core, so the session cannot end in between.
         self.session.check(&request)?;
         let info = RequestInfo::of(&request);
-        let outcome = self.execute_tracked(request, is_locked).await;
+        let outcome = self.execute_tracked(request, from).await;
         // The owner core may have refused it for the same reason, before it began.
         let may_be_refused = self.session.has_ended() && info.kind.changes_blocks();
         if !(may_be_refused && outcome.as_ref().is_err_and(is_unreachable)) {
@@ -193,16 +209,16 @@ impl Attached {
         }
     }
 
-    async fn execute_tracked(&self, request: Request, is_locked: bool) -> Outcome {
+    async fn execute_tracked(&self, request: Request, from: Origin) -> Outcome {
         if request.kind() == RequestKind::Flush {
             let flush = self.cursor.flush_started();
-            return flush.complete(self.dispatch(request, is_locked).await);
+            return flush.complete(self.dispatch(request, from).await);
         }
         if !request.is_volatile() {
-            return self.dispatch(request, is_locked).await;
+            return self.dispatch(request, from).await;
         }
         let mark = self.cursor.write_started();
-        let outcome = self.dispatch(request, is_locked).await;
+        let outcome = self.dispatch(request, from).await;
         if outcome.is_ok() {
             self.cursor.write_completed(mark);
         }
@@ -217,8 +233,18 @@ impl Attached {
         }
     }
 
-    fn try_execute_tracked(&self, slot: &DeviceSlot, request: &Request) -> Option<Outcome> {
-        let dispatch = || self.device.try_execute(slot, request);
+    fn try_execute_reported(&self, request: &Request, arrived: Option<Instant>) -> Option<Outcome> {
+        let slot = self.slot_in_place(request.kind())?;
+        if let Err(ended) = self.session.check(request) {
+            return Some(Err(ended));
+        }
+        let outcome = self.try_execute_tracked(slot, request, arrived)?;
+        self.report(RequestInfo::of(request), &outcome);
+        Some(outcome)
+    }
+
+    fn try_execute_tracked(&self, slot: &DeviceSlot, request: &Request, arrived: Option<Instant>) -> Option<Outcome> {
+        let dispatch = || self.device.try_execute(slot, request, arrived);
         if request.kind() == RequestKind::Flush {
             let flush = self.cursor.flush_started();
             return dispatch().map(|outcome| flush.complete(outcome));
@@ -261,7 +287,7 @@ impl Locked<'_> {
             request.changed().as_ref().is_none_or(is_within),
             "the request changes blocks that are not locked"
         );
-        self.attached.execute_reported(request, true).await
+        self.attached.execute_reported(request, self.attached.origin(now(), true)).await
     }
 }
 
@@ -281,7 +307,7 @@ impl Device for Attached {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        self.execute_reported(request, false).await
+        self.execute_arrived(request, now()).await
     }
 
     fn executes_in_place(&self) -> bool {
@@ -289,12 +315,6 @@ impl Device for Attached {
     }
 
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
-        let slot = self.slot_in_place(request.kind())?;
-        if let Err(ended) = self.session.check(request) {
-            return Some(Err(ended));
-        }
-        let outcome = self.try_execute_tracked(slot, request)?;
-        self.report(RequestInfo::of(request), &outcome);
-        Some(outcome)
+        self.try_execute_reported(request, None)
     }
 }

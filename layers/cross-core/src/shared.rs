@@ -4,10 +4,11 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
+use std::time::Instant;
 
 use sealblock_block::{
     Abilities, Claim, Claims, Counters, Device, DynDevice, Error, Exclusion, FlushCursor, FlushErrors, Freshness,
-    Geometry, Outcome, Request, RequestKind,
+    Geometry, Latency, Outcome, Request, RequestKind,
 };
 use sealblock_runtime_reactor::{CoreAddress, CoreLocal, long_step, spawn};
 use sealblock_units::Extent;
@@ -16,6 +17,7 @@ use crate::changes::{ChangeGuard, SessionId};
 use crate::core_slots::{CoreSlots, Crossings};
 use crate::device_slot::{DeviceSlot, Drain};
 use crate::durable::DurableRequests;
+use crate::timing::Timer;
 
 /// A request without data is long if it has more bytes than this: checking or marking that many takes some 10
 /// microseconds without I/O.
@@ -46,6 +48,8 @@ pub(crate) struct Origin {
     pub(crate) session: SessionId,
     /// True if the caller has locked the blocks that the request changes.
     pub(crate) is_locked: bool,
+    /// When the request arrived at its export.
+    pub(crate) arrived: Instant,
 }
 
 /// What is reported to an [`Observer`] about a request.
@@ -170,6 +174,12 @@ impl SharedDevice {
         self.slots().counters()
     }
 
+    /// How long requests of this kind waited for its gates and took there, on all cores, since it was published. Of
+    /// those executed in place, a part is timed and counts for all of them.
+    pub fn latency(&self, kind: RequestKind) -> Latency {
+        self.slots().latency(kind)
+    }
+
     /// Requests that came to the home core from other cores so far: those to its reserved areas, and all of a device
     /// that is on its home core only.
     pub fn crossings(&self) -> u64 {
@@ -204,7 +214,7 @@ impl SharedDevice {
     /// `is_locked`, the caller has locked them itself. A failure that must be reported to other clients is recorded
     /// before this returns.
     pub(crate) async fn execute(&self, slot: &DeviceSlot, request: Request, from: Origin) -> Outcome {
-        let Origin { session, is_locked } = from;
+        let Origin { session, is_locked, arrived } = from;
         // Listed before it claims its blocks, so that a fence comes after it in either case.
         let change = slot.changes.start(session, &request);
         if self.is_long(&request) {
@@ -224,21 +234,25 @@ impl SharedDevice {
         // that waits here for the end of the quiesce would prevent draining.
         let entered = slot.enter().await.map_err(|error| error.with_device(self.name()))?;
         let gate = entered.gate();
-        let kind = request.kind();
         if !request.is_durable() {
-            let outcome = gate.execute(request).await;
-            self.note_freshness(gate, kind);
-            return outcome;
+            return self.execute_timed(slot, gate, request, arrived).await;
         }
-        let is_flush = kind == RequestKind::Flush;
+        let is_flush = request.kind() == RequestKind::Flush;
         let durable = &self.0.device.durable;
         let guard = durable.start(&self.0.device.flush_errors);
-        let outcome = gate.execute(request).await;
+        let outcome = self.execute_timed(slot, gate, request, arrived).await;
         guard.complete(&outcome);
-        self.note_freshness(gate, kind);
         if is_flush && outcome.is_ok() {
             durable.wait_for_earlier().await;
         }
+        outcome
+    }
+
+    async fn execute_timed(&self, slot: &DeviceSlot, gate: &DynDevice, request: Request, arrived: Instant) -> Outcome {
+        let (kind, timer) = (request.kind(), Timer::start(arrived));
+        let outcome = gate.execute(request).await;
+        slot.timing.complete(kind, timer);
+        self.note_freshness(gate, kind);
         outcome
     }
 
@@ -257,8 +271,13 @@ impl SharedDevice {
         !moves_data && request.blocks() << self.0.geometry.block_size.shift() > LONG_BYTES
     }
 
-    /// Executes a request on this core if that needs no waiting.
-    pub(crate) fn try_execute(&self, slot: &DeviceSlot, request: &Request) -> Option<Outcome> {
+    /// Executes a request on this core if that needs no waiting. `None` as its arrival means now.
+    pub(crate) fn try_execute(
+        &self,
+        slot: &DeviceSlot,
+        request: &Request,
+        arrived: Option<Instant>,
+    ) -> Option<Outcome> {
         if request.source().is_some() || self.is_long(request) {
             return None;
         }
@@ -267,10 +286,15 @@ impl SharedDevice {
             None => None,
         };
         let entered = slot.try_enter()?;
-        match request.is_durable() {
+        let called = slot.timing.start_in_place();
+        let outcome = match request.is_durable() {
             true => self.try_execute_durable(entered.gate(), request),
             false => entered.gate().try_execute(request),
+        };
+        if outcome.is_some() {
+            slot.timing.complete_in_place(request.kind(), arrived, called);
         }
+        outcome
     }
 
     fn try_execute_durable(&self, gate: &DynDevice, request: &Request) -> Option<Outcome> {

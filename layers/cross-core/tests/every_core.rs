@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use sealblock_block::{
-    Abilities, Ability, Device, Durability, DynDevice, Error, ErrorKind, Expectations, Geometry, Limits, Operation,
-    Outcome, Request, RequestKind, ReservedArea, Response, WriteData,
+    Abilities, Ability, Device, Durability, DynDevice, Error, ErrorKind, Expectations, Geometry, Latency, Limits,
+    Operation, Outcome, Request, RequestKind, ReservedArea, Response, WriteData,
 };
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::{Attached, SharedDevice};
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::{Config, CoreAddress, CoreHandle, Cores, Placement, spawn, yield_now};
+use sealblock_runtime_reactor::{Config, CoreAddress, CoreHandle, Cores, Placement, now, spawn, yield_now};
 use sealblock_units::{BlockSize, Extent};
 
 const BLOCKS: u64 = 16;
@@ -177,6 +177,36 @@ fn requests_of_each_core_stay_there_and_are_counted_together() {
     drop(shared);
     assert_eq!(cores.shutdown(TIMEOUT).aborted_tasks, 0);
     assert_eq!(Arc::strong_count(&store), 1, "every core has dropped its device");
+}
+
+#[test]
+fn each_request_is_timed_once_on_the_core_that_executes_it_from_its_arrival_on() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let (cores, store) = (cores(2), Store::new(0));
+    let shared = published(&cores, &store);
+    for core in cores.handles() {
+        let shared = shared.clone();
+        on(&core, move || async move {
+            let device = shared.attach();
+            let long_ago = now() - HOUR;
+            device.execute_arrived(write(1, 7), long_ago).await.unwrap();
+            device.execute(write(1, 8)).await.unwrap();
+            let outside = Request::read(Extent::from_raw(BLOCKS, 1).unwrap(), Expectations::NONE);
+            device.execute(outside).await.unwrap_err();
+            device.execute(Request::flush()).await.unwrap();
+            // The home core executes it.
+            device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await.unwrap();
+        });
+    }
+    let counters = shared.counters();
+    for kind in RequestKind::ALL {
+        let Latency { queue, device } = shared.latency(kind);
+        let count = counters.requests(kind);
+        assert_eq!((queue.count(), device.count()), (count, count), "{}", kind.name());
+    }
+    let Latency { queue, device } = shared.latency(RequestKind::Write);
+    assert!(queue.max() >= HOUR && queue.sum() >= 2 * HOUR && device.max() < HOUR);
+    assert!(queue.percentile(0.5).unwrap() < HOUR, "the other two did not wait");
 }
 
 #[test]

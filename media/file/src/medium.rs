@@ -415,6 +415,10 @@ impl Medium for FileMedium {
         kernel::SMALLEST_SECTOR_BYTES
     }
 
+    fn reads_wait(&self) -> bool {
+        self.is_direct()
+    }
+
     fn is_read_only(&self) -> bool {
         self.read_only
     }

@@ -53,6 +53,10 @@ impl<M: Medium> Medium for SerializedSync<M> {
         self.medium.read_unit_bytes()
     }
 
+    fn reads_wait(&self) -> bool {
+        self.medium.reads_wait()
+    }
+
     fn is_read_only(&self) -> bool {
         self.medium.is_read_only()
     }

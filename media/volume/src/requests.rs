@@ -1,5 +1,6 @@
 //! A volume as a device: what it can do, and which function executes a request.
 
+mod ahead;
 pub(crate) mod gather;
 pub(crate) mod lookup;
 pub(crate) mod noting;

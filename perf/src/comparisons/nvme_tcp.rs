@@ -229,6 +229,9 @@ async fn bench(options: RemoteOptions, serving: Serving, digests: bool) -> anyho
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let rounds = rounds(&options, &contenders, *load).await?;
         print(load.name, &contenders, &rounds);
+        if options.latency {
+            print_latency(&contenders, &rounds);
+        }
     }
     for contender in &contenders {
         if let Some(process) = contender.process() {
@@ -290,5 +293,20 @@ fn print(load: &str, contenders: &[Side], rounds: &[Vec<Measured>]) {
         let peers = contenders.iter().enumerate().filter(|(_, other)| other.peer.is_some() && side.peer.is_none());
         peers.for_each(|(other, peer)| print!("   of {} {}", peer.contender.name, ratio_to(index, other)));
         println!();
+    }
+}
+
+fn print_latency(contenders: &[Side], rounds: &[Vec<Measured>]) {
+    for (index, side) in contenders.iter().enumerate() {
+        let latency = |of: fn(&Summary) -> f64| median(rounds, index, |m| of(&m.turn.latency));
+        let max = Spread::of(rounds.iter().map(|round| round[index].turn.latency.max_us)).most;
+        println!(
+            "  {:14} p50 {:.1} us, p90 {:.1}, p99 {:.1}, p99.9 {:.1}, max {max:.1}",
+            side.contender.name,
+            latency(|latency| latency.median_us),
+            latency(|latency| latency.p90_us),
+            latency(|latency| latency.p99_us),
+            latency(|latency| latency.p99_9_us),
+        );
     }
 }

@@ -200,6 +200,9 @@ pub struct RemoteOptions {
     /// Only loads whose name contains this.
     #[arg(long, default_value = "")]
     pub only: String,
+    /// Also print percentiles of the latency, as the host sees it: the medians over the rounds, and the longest of all.
+    #[arg(long)]
+    pub latency: bool,
     /// CPU of the target.
     #[arg(long, default_value_t = 1)]
     pub target_cpu: usize,

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, Weak as FileWeak};
 
-use sealblock_block::{Counters, RequestKind};
+use sealblock_block::{Latency, RequestKind};
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
 use sealblock_media_file::Backing;
@@ -15,7 +16,7 @@ use crate::status::damage::DamageStatus;
 use crate::status::files::FileError;
 use crate::status::mirror::MirrorStatus;
 use crate::status::scrub::ScrubStatus;
-use crate::status::server::{CountStatus, DeviceSnapshot, IoStatus, NamedMirror, PathStatus};
+use crate::status::server::{CountStatus, DeviceSnapshot, IoStatus, LatencyStatus, NamedMirror, PathStatus};
 
 /// A device on its own core; it exists as long as its scrub.
 pub struct InspectedDevice {
@@ -73,7 +74,7 @@ impl InspectedDevice {
             lost_metadata: older_text(&scrub).into_iter().collect(),
             lost_copies: self.lost_copies.unwritten(),
             scrub: Some(scrub),
-            io: io(&self.scrub_task.shared().counters()),
+            io: io(self.scrub_task.shared()),
             ..DeviceSnapshot::default()
         }
     }
@@ -121,11 +122,17 @@ fn path(path: MultipathPathStatus) -> PathStatus {
     }
 }
 
-fn io(counters: &Counters) -> IoStatus {
-    let count = |kind: RequestKind| CountStatus {
-        requests: counters.requests(kind),
-        bytes: counters.bytes(kind),
-        errors: counters.errors(kind),
+fn io(device: &SharedDevice) -> IoStatus {
+    let counters = device.counters();
+    let count = |kind: RequestKind| {
+        let Latency { queue, device: taken } = device.latency(kind);
+        CountStatus {
+            requests: counters.requests(kind),
+            bytes: counters.bytes(kind),
+            errors: counters.errors(kind),
+            queue_us: LatencyStatus::of(&queue),
+            device_us: LatencyStatus::of(&taken),
+        }
     };
     let operations: BTreeMap<_, _> = RequestKind::ALL.into_iter().map(|kind| (name(kind), count(kind))).collect();
     IoStatus { in_flight: counters.in_flight(), operations }

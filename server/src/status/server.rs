@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use sealblock_block::Histogram;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -179,7 +181,7 @@ pub struct PathStatus {
 }
 
 /// The requests that a device has executed.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct IoStatus {
     /// Requests in flight.
     pub in_flight: u64,
@@ -189,7 +191,7 @@ pub struct IoStatus {
 }
 
 /// Requests of one operation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct CountStatus {
     /// Requests that were completed, including failed ones.
     pub requests: u64,
@@ -197,6 +199,53 @@ pub struct CountStatus {
     pub bytes: u64,
     /// Requests that failed.
     pub errors: u64,
+    /// How long requests waited before the device was called; `None` if none were timed. Older servers do not
+    /// report it.
+    #[serde(default)]
+    pub queue_us: Option<LatencyStatus>,
+    /// How long the device took.
+    #[serde(default)]
+    pub device_us: Option<LatencyStatus>,
+}
+
+/// How long requests took, in microseconds. A percentile may be up to an eighth too high.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct LatencyStatus {
+    /// Requests that it is of. Those executed in place count, though a part of them is timed.
+    pub count: u64,
+    /// The mean.
+    pub mean: f64,
+    /// The median.
+    pub p50: f64,
+    /// What 90 % do not exceed.
+    pub p90: f64,
+    /// What 99 % do not exceed.
+    pub p99: f64,
+    /// What 99.9 % do not exceed.
+    pub p99_9: f64,
+    /// The longest.
+    pub max: f64,
+}
+
+impl LatencyStatus {
+    /// The percentiles of a histogram; `None` if it is empty.
+    pub fn of(histogram: &Histogram) -> Option<LatencyStatus> {
+        // Hundredths, which are as exact as the clock.
+        let us = |time: Duration| (time.as_nanos() as f64 / 10.0).round() / 100.0;
+        let percentile = |share| histogram.percentile(share).map(us);
+        let count = histogram.count();
+        Some(LatencyStatus {
+            count,
+            mean: us(Duration::from_nanos(
+                u64::try_from(histogram.sum().as_nanos()).unwrap_or(u64::MAX) / count.max(1),
+            )),
+            p50: percentile(0.5)?,
+            p90: percentile(0.9)?,
+            p99: percentile(0.99)?,
+            p99_9: percentile(0.999)?,
+            max: us(histogram.max()),
+        })
+    }
 }
 
 /// A client of a server.
@@ -226,6 +275,7 @@ impl IoStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sealblock_block::{Latency, LatencyCounters, RequestKind};
 
     #[test]
     fn what_a_device_tells_comes_back() {
@@ -242,5 +292,31 @@ mod tests {
         let text = serde_json::to_string(&device).unwrap();
         assert!(text.contains(r#""io":{"in_flight":2,"read":{"requests":0"#), "{text}");
         assert_eq!(serde_json::from_str::<DeviceStatus>(&text).unwrap(), device);
+    }
+
+    #[test]
+    fn times_come_back_and_an_older_server_has_none() {
+        let counters = LatencyCounters::default();
+        for us in 1..=1000 {
+            counters.record(RequestKind::Read, Duration::from_nanos(650), Duration::from_micros(us), 1);
+        }
+        let mut latency = Latency::default();
+        counters.add_to(RequestKind::Read, &mut latency);
+        let count = CountStatus {
+            requests: 1000,
+            queue_us: LatencyStatus::of(&latency.queue),
+            device_us: LatencyStatus::of(&latency.device),
+            ..CountStatus::default()
+        };
+        let text = serde_json::to_string(&count).unwrap();
+        let queue = r#""queue_us":{"count":1000,"mean":0.65,"p50":0.65,"p90":0.65,"p99":0.65,"p99_9":0.65,"max":0.65}"#;
+        assert!(text.contains(queue), "{text}");
+        assert_eq!(serde_json::from_str::<CountStatus>(&text).unwrap(), count);
+        let device = count.device_us.unwrap();
+        assert!((500.0..=562.5).contains(&device.p50) && (990.0..=1000.0).contains(&device.p99), "{device:?}");
+        assert_eq!((device.max, device.mean), (1000.0, 500.5));
+        assert_eq!(LatencyStatus::of(&Histogram::default()), None);
+        let older: CountStatus = serde_json::from_str(r#"{"requests":1,"bytes":2,"errors":3}"#).unwrap();
+        assert_eq!(older, CountStatus { requests: 1, bytes: 2, errors: 3, ..CountStatus::default() });
     }
 }

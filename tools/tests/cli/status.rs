@@ -31,6 +31,14 @@ fn status(place: &Place, server: &Server, exit: i32) -> Value {
     report["servers"][0].take()
 }
 
+/// The counts of an operation, without the times.
+fn io(device: &Value, operation: &str) -> Value {
+    let mut io = device["io"][operation].clone();
+    let counts = io.as_object_mut().unwrap();
+    assert!(counts.remove("queue_us").is_some() && counts.remove("device_us").is_some());
+    io
+}
+
 /// Text with what differs from run to run replaced.
 fn settled(answer: &Answer, server: &Server) -> String {
     let text = answer.text().replace(server.address(), "NVME").replace(&nbd_address(server), "NBD");
@@ -42,6 +50,7 @@ fn settled(answer: &Answer, server: &Server) -> String {
             let (_, at) = rest.split_once(", at ").unwrap();
             format!("{who} from CLIENT, at {}", at.rsplit_once(", for ").unwrap().0)
         }
+        _ if line.contains(": p50 ") => format!("{}: TIMES", line.split_once(": p50 ").unwrap().0),
         Some(("log", _)) => format!("log       TIME {}", line[10..].split_once(' ').unwrap().1),
         _ => line.to_owned(),
     };
@@ -69,6 +78,10 @@ served as nvme+tcp://NVME/nqn.2026-11.io.sealblock:v
 served as nbd://NBD/v
 scrub     idle
 I/O       1 read of 8 KiB, 1 write of 4 KiB, 0 failed, 0 in flight
+latency   reads in the device: TIMES
+          reads in queue: TIMES
+          writes in the device: TIMES
+          writes in queue: TIMES
 
 client    an NBD client from CLIENT, at v";
     assert_eq!(settled(answer.succeeds(), &server), expected);
@@ -80,8 +93,15 @@ client    an NBD client from CLIENT, at v";
         (&device["target"], &device["advice"], &device["unresponsive"]),
         (&json!("v"), &json!(null), &json!(null))
     );
-    assert_eq!(device["io"]["read"], json!({"requests": 1, "bytes": 8192, "errors": 0}));
-    assert_eq!(device["io"]["write"], json!({"requests": 1, "bytes": 4096, "errors": 0}));
+    assert_eq!(io(device, "read"), json!({"requests": 1, "bytes": 8192, "errors": 0}));
+    assert_eq!(io(device, "write"), json!({"requests": 1, "bytes": 4096, "errors": 0}));
+    let timed = &device["io"]["write"]["device_us"];
+    assert!(timed["count"] == 1 && timed["p50"].as_f64() > Some(0.0), "{timed}");
+    assert!(["p90", "p99", "p99_9", "max", "mean"].iter().all(|field| timed[field] == timed["p50"]), "{timed}");
+    assert_eq!(
+        (&device["io"]["write"]["queue_us"]["count"], &device["io"]["flush"]["device_us"]),
+        (&json!(1), &json!(null))
+    );
     assert_eq!(
         device["damage"],
         json!({"blocks": 0, "blocks_at_most": 0, "complete": true, "runs": [], "unlisted": 0, "made_unreadable": 0, "not_saved": [],

@@ -2,6 +2,7 @@
 //! namespace's device.
 
 use std::rc::Rc;
+use std::time::Instant;
 
 use sealblock_block::{Ability, Coverage, Device, Durability, ErrorKind, Request, RequestKind, Response};
 use sealblock_integrity::Sealed;
@@ -10,13 +11,13 @@ use sealblock_protocols_nvme::nvm::{BlockCommand, Checksum, DatasetManagement, D
 use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
 use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout};
 use sealblock_runtime_memory::Buffer;
-use sealblock_runtime_reactor::submitted;
+use sealblock_runtime_reactor::{now, submitted};
 use sealblock_transport::HeldBytes;
 use sealblock_units::{BlockCount, BlockSize, Extent};
 use smallvec::{SmallVec, smallvec};
 
 use crate::command::copy;
-use crate::command::queue_context::{NamespaceHandle, QueueContext, execute, record};
+use crate::command::queue_context::{NamespaceHandle, QueueContext, execute, execute_arrived, record};
 use crate::command::reply::Reply;
 use crate::model::command_error::CommandError;
 use crate::model::damage_list::RequestSummary;
@@ -29,6 +30,8 @@ pub(crate) struct IoRequest {
     /// One namespace, or all of them for a Flush with NSID FFFFFFFFh.
     namespaces: SmallVec<[Rc<NamespaceHandle>; 1]>,
     queue: Rc<QueueContext>,
+    /// When it was received.
+    arrived: Instant,
     /// The CRCs of the blocks of its data, if they were computed for a data digest.
     crcs: Option<BlockCrcs>,
     /// The memory that it holds in addition to its data.
@@ -61,7 +64,7 @@ pub(crate) struct TransferLengths {
 
 impl IoRequest {
     pub(crate) fn prepare(
-        queue: &Rc<QueueContext>,
+        (queue, arrived): (&Rc<QueueContext>, Instant),
         limits: &Limits,
         command: &Command,
         lengths: TransferLengths,
@@ -80,7 +83,7 @@ impl IoRequest {
         if let [namespace] = namespaces.as_slice() {
             check(namespace, limits, &io, command, lengths)?;
         }
-        Ok(IoRequest { io, namespaces, queue: Rc::clone(queue), crcs: None, held: None })
+        Ok(IoRequest { io, namespaces, queue: Rc::clone(queue), arrived, crcs: None, held: None })
     }
 
     /// Bytes that a Read transfers to the host.
@@ -158,7 +161,7 @@ impl IoRequest {
             Ok(steps) => return Err(steps),
             Err(error) => return Ok(self.finish(namespace, Err(error))),
         };
-        match namespace.device.try_execute(&request) {
+        match namespace.device.try_execute_arrived(&request, self.arrived) {
             None => Err(RemainingWork::Request(request)),
             Some(outcome) => {
                 let summary = RequestSummary::of(&request, namespace.device.geometry());
@@ -189,7 +192,7 @@ impl IoRequest {
                 let summary = RequestSummary::of(&request, namespace.device.geometry());
                 let outcome = match locked {
                     Some(locked) => locked.execute(request).await,
-                    None => namespace.device.execute(request).await,
+                    None => namespace.device.execute_arrived(request, self.arrived).await,
                 };
                 record(namespace, &summary, outcome).and_then(|response| self.reply(namespace, response))
             }
@@ -250,7 +253,7 @@ impl IoRequest {
     async fn execute_steps(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<Reply, CommandError> {
         match self.io {
             IoCommand::Flush => self.flush().await,
-            IoCommand::Compare(blocks) => compare(namespace, blocks, data, self.crcs.as_ref()).await,
+            IoCommand::Compare(blocks) => self.compare(namespace, blocks, data).await,
             IoCommand::DatasetManagement(dsm) => deallocate(namespace, &self.queue, dsm, &data).await,
             IoCommand::Copy(args) => {
                 let durability = self.durability(args.force_unit_access);
@@ -271,10 +274,11 @@ impl IoRequest {
         let (geometry, checks) =
             (namespace.device.geometry(), matches!(self.io, IoCommand::Verify(_) | IoCommand::Checksum(_)));
         let (mut coverage, mut checksum, mut failed) = (Coverage::default(), 0, None);
+        let mut arrived = self.arrived;
         for step in extent.split_aligned(step_blocks(&self.io, geometry.block_size)) {
             self.queue.check_goes_on()?;
             let offset = step.start().get() - extent.start().get();
-            match execute(namespace, self.step(namespace, step, offset)?).await {
+            match execute_arrived(namespace, self.step(namespace, step, offset)?, arrived).await {
                 Ok(Response::Verified(verified)) => coverage.merge(verified.coverage),
                 Ok(Response::Checksum(found)) => {
                     checksum = found.kind.combine(checksum, found.value, step.bytes(geometry.block_size));
@@ -283,6 +287,8 @@ impl IoRequest {
                 Err(error) if checks && error.is_damage => failed = failed.or(Some(error)),
                 Err(error) => return Err(error),
             }
+            // The wait of a step begins with the end of the one before.
+            arrived = now();
             submitted().await;
         }
         match (failed, &self.io) {
@@ -326,9 +332,38 @@ impl IoRequest {
         })
     }
 
+    /// Executes Compare. The device compares plain blocks; protected blocks are read, so that tags are compared as well.
+    async fn compare(
+        &self,
+        namespace: &NamespaceHandle,
+        blocks: BlockCommand,
+        data: Buffer,
+    ) -> Result<Reply, CommandError> {
+        let extent = blocks.extent;
+        let size = namespace.device.geometry().block_size;
+        if namespace.format().is_none() {
+            let data = Sealed::seal(data.freeze(), size, None, &NO_TAGS);
+            let compared = execute_arrived(namespace, Request::compare(extent, data), self.arrived).await;
+            return compared.map(|_| Reply::Done(0));
+        }
+        // With PRACT the data has no tags, and tags are not compared.
+        let wanted = match blocks.protection.pract {
+            true => Sealed::seal(data.freeze(), size, None, &NO_TAGS),
+            false => namespace.verify_wire(&blocks, &data, self.crcs.as_ref())?,
+        };
+        let read = Request::read(extent, namespace.expectations(&blocks.protection));
+        let Response::Data(stored) = execute_arrived(namespace, read, self.arrived).await? else {
+            return Err(StatusCode::INTERNAL_ERROR.into());
+        };
+        match wanted.first_difference(&stored, !blocks.protection.pract).and_then(|index| extent.iter().nth(index)) {
+            None => Ok(Reply::Done(0)),
+            Some(lba) => Err(CommandError::of_error(&ErrorKind::Miscompare { lba }.into(), RequestKind::Compare)),
+        }
+    }
+
     async fn flush(&self) -> Result<Reply, CommandError> {
         for namespace in &self.namespaces {
-            execute(namespace, Request::flush()).await?;
+            execute_arrived(namespace, Request::flush(), self.arrived).await?;
         }
         Ok(Reply::Done(0))
     }
@@ -390,34 +425,6 @@ fn extent(io: &IoCommand) -> Option<Extent> {
         IoCommand::WriteZeroes(zeroes) => Some(zeroes.blocks.extent),
         IoCommand::WriteUncorrectable(extent) => Some(*extent),
         IoCommand::Flush | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => None,
-    }
-}
-
-/// Executes Compare. The device compares plain blocks; protected blocks are read, so that tags are compared as well.
-async fn compare(
-    namespace: &NamespaceHandle,
-    blocks: BlockCommand,
-    data: Buffer,
-    crcs: Option<&BlockCrcs>,
-) -> Result<Reply, CommandError> {
-    let extent = blocks.extent;
-    let size = namespace.device.geometry().block_size;
-    if namespace.format().is_none() {
-        let data = Sealed::seal(data.freeze(), size, None, &NO_TAGS);
-        return execute(namespace, Request::compare(extent, data)).await.map(|_| Reply::Done(0));
-    }
-    // With PRACT the data has no tags, and tags are not compared.
-    let wanted = match blocks.protection.pract {
-        true => Sealed::seal(data.freeze(), size, None, &NO_TAGS),
-        false => namespace.verify_wire(&blocks, &data, crcs)?,
-    };
-    let read = Request::read(extent, namespace.expectations(&blocks.protection));
-    let Response::Data(stored) = execute(namespace, read).await? else {
-        return Err(StatusCode::INTERNAL_ERROR.into());
-    };
-    match wanted.first_difference(&stored, !blocks.protection.pract).and_then(|index| extent.iter().nth(index)) {
-        None => Ok(Reply::Done(0)),
-        Some(lba) => Err(CommandError::of_error(&ErrorKind::Miscompare { lba }.into(), RequestKind::Compare)),
     }
 }
 

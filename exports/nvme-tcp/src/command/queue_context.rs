@@ -11,10 +11,12 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use sealblock_block::{Device, Outcome, Request, Response};
 use sealblock_layers_cross_core::{Attached, ClientSession};
 use sealblock_protocols_nvme::StatusCode;
+use sealblock_runtime_reactor::now;
 
 use crate::model::command_error::CommandError;
 use crate::model::controller::Controller;
@@ -136,10 +138,19 @@ impl Drop for QueueContext {
     }
 }
 
-/// Executes a request, and updates the damage list.
+/// Executes a request that is made now, and updates the damage list.
 pub(crate) async fn execute(namespace: &NamespaceHandle, request: Request) -> Result<Response, CommandError> {
+    execute_arrived(namespace, request, now()).await
+}
+
+/// The same for a request of a command that arrived at this moment.
+pub(crate) async fn execute_arrived(
+    namespace: &NamespaceHandle,
+    request: Request,
+    arrived: Instant,
+) -> Result<Response, CommandError> {
     let summary = RequestSummary::of(&request, namespace.device.geometry());
-    let outcome = namespace.device.execute(request).await;
+    let outcome = namespace.device.execute_arrived(request, arrived).await;
     record(namespace, &summary, outcome)
 }
 

@@ -106,7 +106,8 @@ impl Connection {
                     return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
                 }
                 self.registration.signal.note_traffic();
-                IoRequest::prepare(controller, &self.target.limits, command, lengths).map(Some)
+                IoRequest::prepare((controller, self.batch_arrived.get()), &self.target.limits, command, lengths)
+                    .map(Some)
             }
             Role::Admin(controller)
                 if reserved::write_bytes(controller, command).is_some_and(|bytes| bytes == lengths.from_host_bytes) =>

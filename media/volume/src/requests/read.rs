@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 
-use futures_util::stream::{self, Stream, StreamExt};
+use futures_util::stream::{Stream, StreamExt};
 use sealblock_block::{
     BadBlock, BadBlocks, BlockState, Checksum, Clock, Coverage, Error, Expectations, Medium, Outcome, Response,
     Salvaged, StatusRuns, Tally, Unchecked, VerifyStats, WhyUnchecked,
@@ -12,13 +12,9 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockCount, Extent};
 
 use crate::format::MapEntry;
+use crate::requests::ahead::{PIECE_BYTES, in_order};
 use crate::requests::lookup::{BlockLocation, LocatedBlocks, check_block};
 use crate::volume::Volume;
-
-/// Bytes of the pieces of a Verify, and the number of pieces in flight. Together they fit in a core's near cache, so
-/// that data are checksummed there.
-const VERIFY_BYTES: u32 = 256 << 10;
-const VERIFY_PIECES: usize = 2;
 
 /// Blocks that were read but not checked yet.
 struct Fetched {
@@ -101,7 +97,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             });
             (piece_bytes, bytes, seen)
         });
-        stream::iter(pieces).buffered(VERIFY_PIECES)
+        in_order(pieces, self.medium.reads_wait())
     }
 
     /// Ends a check. If writes may be missing, nothing shows which, so the extent counts as unchecked. Map pages that
@@ -119,7 +115,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         extent: Extent,
         expectations: &Expectations,
     ) -> impl Iterator<Item = (Extent, Expectations)> {
-        let max = BlockCount::new(VERIFY_BYTES >> self.geometry.block_size.shift()).unwrap_or(BlockCount::ONE);
+        let max = BlockCount::new(PIECE_BYTES >> self.geometry.block_size.shift()).unwrap_or(BlockCount::ONE);
         extent.split_aligned(max).map(move |piece| {
             let first = piece.start().get() - extent.start().get();
             (piece, expectations.advance(first, self.geometry.protection))

@@ -14,7 +14,9 @@ use sealblock_server::dates::{date, span};
 use sealblock_server::status::damage::DamageStatus;
 use sealblock_server::status::health::Health;
 use sealblock_server::status::scrub::{ScrubStatus, StateWord};
-use sealblock_server::status::server::{ClientStatus, CountStatus, DeviceStatus, ExportStatus, IoStatus, ServerStatus};
+use sealblock_server::status::server::{
+    ClientStatus, CountStatus, DeviceStatus, ExportStatus, IoStatus, LatencyStatus, ServerStatus,
+};
 
 /// Runs of scrubs that are named.
 const MAX_RUNS: usize = 3;
@@ -107,7 +109,41 @@ fn put_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration
     if let Some(scrub) = &seen.scrub {
         put_scrub(lines, scrub);
         lines.put("I/O", io(&seen.io, before));
+        put_latency(lines, &seen.io);
     }
+}
+
+/// How long requests took: two lines for each kind.
+fn put_latency(lines: &mut Lines, io: &IoStatus) {
+    let timed = OPERATIONS.iter().flat_map(|&(operation, _, name)| {
+        let CountStatus { queue_us, device_us, .. } = io.of(operation);
+        [(name, "in the device", device_us), (name, "in queue", queue_us)]
+    });
+    let mut label = "latency";
+    for (name, place, LatencyStatus { p50, p90, p99, p99_9, max, .. }) in
+        timed.filter_map(|(name, place, latency)| Some((name, place, latency?)))
+    {
+        let [p50, p90, p99, p99_9, max] = [p50, p90, p99, p99_9, max].map(time);
+        lines.put(label, format_args!("{name} {place}: p50 {p50}, p90 {p90}, p99 {p99}, p99.9 {p99_9}, max {max}"));
+        label = "";
+    }
+}
+
+/// Microseconds as text of about three digits.
+fn time(us: f64) -> String {
+    let (value, unit) = match us {
+        _ if us >= 999_500.0 => (us / 1e6, "s"),
+        _ if us >= 999.5 => (us / 1e3, "ms"),
+        _ => (us, "us"),
+    };
+    let digits = if value >= 99.95 {
+        0
+    } else if value >= 9.995 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.digits$} {unit}")
 }
 
 fn damage(lines: &mut Lines, known: &DamageStatus) {
@@ -224,4 +260,25 @@ fn log_line_text(line: &Map<String, Value>) -> String {
         write!(words, " {name}={shown}").expect("a text takes what is written to it");
     }
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_three_digits_and_their_unit() {
+        for (us, text) in [
+            (0.0, "0.00 us"),
+            (0.65, "0.65 us"),
+            (9.996, "10.0 us"),
+            (99.96, "100 us"),
+            (999.4, "999 us"),
+            (999.6, "1.00 ms"),
+            (123_456.0, "123 ms"),
+            (2_500_000.0, "2.50 s"),
+        ] {
+            assert_eq!(time(us), text);
+        }
+    }
 }
