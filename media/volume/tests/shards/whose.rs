@@ -136,6 +136,18 @@ fn a_volume_of_version_2_over_one_in_shards_and_the_other_way_round() {
     assert!(block_on(probe(&disk)).is_err());
 }
 
+#[test]
+fn a_third_copy_that_is_not_at_the_end_of_the_medium_is_wiped_too() {
+    let disk = created(128 * MIB, 2);
+    let third = container(&disk).copy_offsets()[2] as usize;
+    // The medium grew.
+    let longer = disk.len_bytes() as usize + (4 << 20);
+    disk.bytes.borrow_mut().resize(longer, 0);
+    assert!(Container::recognise(&disk.bytes.borrow()[third..]));
+    create_version_2(&disk, 40 * MIB);
+    assert!(!Container::recognise(&disk.bytes.borrow()[third..]));
+}
+
 fn create_shards_again(disk: &Disk) {
     block_on(create_shards(disk, &options(256 * MIB / 4 * 3), 1)).unwrap();
     let open = Harness::open(disk).unwrap();
