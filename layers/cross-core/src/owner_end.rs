@@ -154,7 +154,8 @@ impl OwnerEnd {
         if !is_next || call.from.is_locked || !self.device.executes_in_place() {
             return None;
         }
-        let executed = catch_unwind(AssertUnwindSafe(|| self.device.try_execute(&self.slot, request, Some(call.from.arrived))));
+        let executed =
+            catch_unwind(AssertUnwindSafe(|| self.device.try_execute(&self.slot, request, Some(call.from.arrived))));
         executed.unwrap_or_else(|_panic| Some(Err(unreachable(self.device.name()))))
     }
 

@@ -24,7 +24,7 @@ use sealblock_protocols_nvme_tcp::target::{Event, Target as Core, Token};
 use sealblock_protocols_nvme_tcp::{TargetConfig, TransmitLimit};
 use sealblock_runtime_memory::{Buffer, Pool};
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{Share, pool, spawn, timeout};
+use sealblock_runtime_reactor::{Share, now, pool, spawn, timeout};
 use sealblock_transport::{
     Arrival, Registration, ReplyBatch, STAGING_BYTES, SendScheduler, Sender, WatchedEnd, WorkQueue, configure_socket,
     lingering_close,
