@@ -28,6 +28,8 @@ const CONFORMANCE: &str = "sealblock-conformance";
 const SIMULATOR: &str = "sealblock-simulator";
 /// The number of seeds of the short simulation.
 const SIMULATION_SEEDS: &str = "400";
+/// The number of seeds for volumes in shards.
+const SHARD_SEEDS: &str = "150";
 /// The number of seeds for mirrors, which take longer each.
 const MIRROR_SEEDS: &str = "60";
 /// The number of seeds for walks through the histories of mirrors.
@@ -274,11 +276,13 @@ fn deny(workspace: &Workspace, log: &Path) -> Result<Done> {
 
 fn simulation(workspace: &Workspace, log: &Path) -> Result<Done> {
     step::run(program(workspace, SIMULATOR).args(["--seeds", SIMULATION_SEEDS]), log)?;
-    for (system, seeds) in [("mirror", MIRROR_SEEDS), ("walk", WALK_SEEDS)] {
+    for (system, seeds) in [("shards", SHARD_SEEDS), ("mirror", MIRROR_SEEDS), ("walk", WALK_SEEDS)] {
         step::run(program(workspace, SIMULATOR).args(["--system", system, "--seeds", seeds]), log)?;
     }
-    let seeds = format!("{SIMULATION_SEEDS} seeds of volumes, {MIRROR_SEEDS} of mirrors, {WALK_SEEDS} of walks");
-    Ok(Done::Ok(seeds))
+    Ok(Done::Ok(format!(
+        "{SIMULATION_SEEDS} seeds of volumes, {SHARD_SEEDS} of volumes in shards, {MIRROR_SEEDS} of mirrors, \
+         {WALK_SEEDS} of walks"
+    )))
 }
 
 /// Checks every limit for what damage may cost.
