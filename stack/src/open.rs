@@ -94,7 +94,11 @@ pub(crate) fn open_bytes(target: &TargetName, access: Access) -> LocalBoxFuture<
 }
 
 /// Refuses a device that may lack what was written last, unless who opens it accepts that.
-async fn check_fresh(opened: OpenTarget, access: Access) -> Result<OpenTarget, StackError> {
+fn check_fresh(opened: OpenTarget, access: Access) -> LocalBoxFuture<'static, Result<OpenTarget, StackError>> {
+    Box::pin(check_fresh_of(opened, access))
+}
+
+async fn check_fresh_of(opened: OpenTarget, access: Access) -> Result<OpenTarget, StackError> {
     match opened.device.abilities().freshness {
         Freshness::MayBeOlder(why) if !access.accepts_older() => {
             let refused = device_error("open", &ErrorKind::MayBeOlder(why).into()).on(opened.target()).lasting();
@@ -135,53 +139,78 @@ async fn open_export(
     Ok(OpenTarget::remote(target, device.clone(), info, vec![CloseHandle::Nbd(device)], NOT_OVER_NBD))
 }
 
+/// Not an `async` function, nor are those below: targets contain targets, and on its way to the innermost one the stack
+/// must hold no more for each than handles of futures that are on the heap.
 fn open_device(
     target: &TargetName,
     access: Access,
     usage: Usage,
 ) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
-    Box::pin(async move {
-        match target {
-            TargetName::File(path) => match linked_drive(path) {
+    match target {
+        TargetName::Offset { range, target: whole } => Box::pin(open_offset(target, *range, whole, access, usage)),
+        TargetName::Fault { rules, target: inner } => Box::pin(open_fault(target, rules, inner, access, usage)),
+        TargetName::Group { kind, members } => open_group(target, *kind, members, access, usage),
+        _ => open_leaf(target, access),
+    }
+}
+
+/// Opens a group of targets.
+fn open_group<'a>(
+    target: &'a TargetName,
+    kind: GroupKind,
+    members: &'a [TargetName],
+    access: Access,
+    usage: Usage,
+) -> LocalBoxFuture<'a, Result<OpenTarget, StackError>> {
+    match kind {
+        GroupKind::Mirror => Box::pin(async move {
+            check_apart(target, members)?;
+            mirror::open(target, members, access, open_for).await
+        }),
+        GroupKind::Stripe { chunk, labelled } => Box::pin(async move {
+            check_apart(target, members)?;
+            stripe::open(target, chunk, labelled, members, (access, usage), open_for).await
+        }),
+        GroupKind::Multipath => Box::pin(multipath::open(target, members, access, usage, open_for)),
+    }
+}
+
+/// Opens a target that contains no others.
+fn open_leaf(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
+    match target {
+        TargetName::File(path) => Box::pin(async move {
+            match linked_drive(path) {
                 Some(node) => open_linux(target, &node, None, access, RemainsPolicy::Kept).await,
                 None => open_file(target, path, access, PlainFilePolicy::Refused).await,
-            },
-            TargetName::Linux { path, drive_makes_tags } => {
-                open_linux(target, path, *drive_makes_tags, access, RemainsPolicy::Kept).await
             }
-            TargetName::Raw(path) => open_raw(target, path, access).await,
-            TargetName::Memory { size, preallocate } => open_memory(target, *size, *preallocate).await,
-            TargetName::Null(size) => {
-                let (block_size, blocks) = blocks_of(target, *size)?;
-                let open = move || NullDevice::new(block_size, blocks, None);
-                let info = TargetInfo::plain("null");
-                Ok(OpenTarget::leaf_on_every_core(target, open(), move || Ok(open()), info, IN_MEMORY))
-            }
-            TargetName::Offset { range, target: whole } => open_offset(target, *range, whole, access, usage).await,
-            TargetName::Fault { rules, target: inner } => open_fault(target, rules, inner, access, usage).await,
-            TargetName::Group { kind: GroupKind::Mirror, members } => {
-                check_apart(target, members)?;
-                mirror::open(target, members, access, open_for).await
-            }
-            TargetName::Group { kind: GroupKind::Stripe { chunk, labelled }, members } => {
-                check_apart(target, members)?;
-                stripe::open(target, *chunk, *labelled, members, (access, usage), open_for).await
-            }
-            TargetName::Group { kind: GroupKind::Multipath, members } => {
-                multipath::open(target, members, access, usage, open_for).await
-            }
-            TargetName::NvmeTcp { address, nqn, nsid, options } => {
-                let device = connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
-                let (remote, namespace) = (Some(device.info()), Some(device.clone()));
-                let connection = Some(RemoteConnection::new(target, device.monitor()));
-                let info = TargetInfo { remote, namespace, connection, ..TargetInfo::plain("NVMe/TCP namespace") };
-                Ok(OpenTarget::remote(target, device.clone(), info, vec![CloseHandle::NvmeTcp(device)], NOT_LISTED))
-            }
-            TargetName::Nbd { address, export, connections } => {
-                open_export(target, connect_nbd(address, export, *connections, false, access)).await
-            }
+        }),
+        TargetName::Linux { path, drive_makes_tags } => {
+            Box::pin(open_linux(target, path, *drive_makes_tags, access, RemainsPolicy::Kept))
         }
-    })
+        TargetName::Raw(path) => Box::pin(open_raw(target, path, access)),
+        TargetName::Memory { size, preallocate } => Box::pin(open_memory(target, *size, *preallocate)),
+        TargetName::Null(size) => Box::pin(std::future::ready(open_null(target, *size))),
+        TargetName::NvmeTcp { address, nqn, nsid, options } => Box::pin(async move {
+            let device = connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
+            let (remote, namespace) = (Some(device.info()), Some(device.clone()));
+            let connection = Some(RemoteConnection::new(target, device.monitor()));
+            let info = TargetInfo { remote, namespace, connection, ..TargetInfo::plain("NVMe/TCP namespace") };
+            Ok(OpenTarget::remote(target, device.clone(), info, vec![CloseHandle::NvmeTcp(device)], NOT_LISTED))
+        }),
+        TargetName::Nbd { address, export, connections } => {
+            Box::pin(open_export(target, connect_nbd(address, export, *connections, false, access)))
+        }
+        TargetName::Offset { .. } | TargetName::Fault { .. } | TargetName::Group { .. } => {
+            unreachable!("targets that contain others are not leaves")
+        }
+    }
+}
+
+fn open_null(target: &TargetName, size: ByteCount) -> Result<OpenTarget, StackError> {
+    let (block_size, blocks) = blocks_of(target, size)?;
+    let open = move || NullDevice::new(block_size, blocks, None);
+    let info = TargetInfo::plain("null");
+    Ok(OpenTarget::leaf_on_every_core(target, open(), move || Ok(open()), info, IN_MEMORY))
 }
 
 /// Refuses a group with two members that share bytes, which would be no redundancy. Slices are distinguished by their devices.

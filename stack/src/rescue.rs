@@ -38,7 +38,7 @@ pub fn open_truncated<'a>(
             return Err(StackError::new(Cause::Usage, "open", why).on(path.display()).advise("omit --identity"));
         }
         let options = OpenOptions { truncated: true, identity, ..options(&medium, Access::ReadOlder) };
-        Ok(mark(open_on(target, Rc::new(medium), path, &options).await?).await)
+        Ok(mark(open_on(target, Rc::new(medium), path, options).await?).await)
     })
 }
 

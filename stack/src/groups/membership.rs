@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_block::{
     Abilities, Device, DynDevice, ErrorKind as BlockFailure, Geometry, Operation, Outcome, Request, RequestKind,
     ReservedArea, Response,
@@ -90,7 +91,11 @@ impl Membership {
 ///
 /// # Errors
 /// If it is a member of a group and `--force-member` is not given; it is closed then. If its label cannot be read or marked.
-pub(crate) async fn guard(mut opened: OpenTarget, usage: Usage) -> Result<OpenTarget, StackError> {
+pub(crate) fn guard(opened: OpenTarget, usage: Usage) -> LocalBoxFuture<'static, Result<OpenTarget, StackError>> {
+    Box::pin(guard_opened(opened, usage))
+}
+
+async fn guard_opened(mut opened: OpenTarget, usage: Usage) -> Result<OpenTarget, StackError> {
     if matches!(usage, Usage::Unchanged | Usage::Member)
         || !opened.device.abilities().is_native(RequestKind::ReadReserved)
     {

@@ -4,6 +4,7 @@
 //! The mirror itself goes by the labels of all its replicas, and so does another host's mirror: their members are not marked. Nor is
 //! a member that is open for writing by itself, since marked ones are not written.
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_block::{
     Abilities, Device, Freshness, Geometry, Outcome, Request, RequestKind, Response, Unchecked, WhyOlder,
 };
@@ -12,7 +13,11 @@ use crate::opened::OpenTarget;
 use crate::opened::own_label::{read_label, stripe_label, why_older_by};
 
 /// The same target, which says that it may be older than what was written if its label does, or if it had one that is lost.
-pub(crate) async fn mark(mut opened: OpenTarget) -> OpenTarget {
+pub(crate) fn mark(opened: OpenTarget) -> LocalBoxFuture<'static, OpenTarget> {
+    Box::pin(mark_opened(opened))
+}
+
+async fn mark_opened(mut opened: OpenTarget) -> OpenTarget {
     let Some(label) = read_label(&opened.device).await else { return opened };
     opened.info.stripe_label = label.as_ref().ok().and_then(|label| stripe_label(label));
     if !opened.device.abilities().freshness.is_current() {

@@ -133,27 +133,29 @@ pub(crate) async fn medium_of(path: &Path, access: Access) -> Result<FileMedium,
     open_medium(path, options).await.map_err(|error| open_error("open", &error))
 }
 
-pub(crate) async fn volume_as(
-    target: &TargetName,
+pub(crate) fn volume_as<'a>(
+    target: &'a TargetName,
     medium: Rc<FileMedium>,
-    path: &Path,
+    path: &'a Path,
     access: Access,
-) -> Result<OpenTarget, StackError> {
+) -> LocalBoxFuture<'a, Result<OpenTarget, StackError>> {
     let options = options(&medium, access);
-    open_on(target, medium, path, &options).await
+    open_on(target, medium, path, options)
 }
 
 /// Opens the volume on a medium, whether or not it is in shards.
-pub(crate) async fn open_on(
-    target: &TargetName,
+pub(crate) fn open_on<'a>(
+    target: &'a TargetName,
     medium: Rc<FileMedium>,
-    path: &Path,
-    options: &OpenOptions,
-) -> Result<OpenTarget, StackError> {
-    match open_shards(target, &medium, path, options).await? {
-        Some(opened) => Ok(opened),
-        None => Ok(whole(target, volume_on(medium, path, options).await?).await),
-    }
+    path: &'a Path,
+    options: OpenOptions,
+) -> LocalBoxFuture<'a, Result<OpenTarget, StackError>> {
+    Box::pin(async move {
+        match open_shards(target, Rc::clone(&medium), path, options).await? {
+            Some(opened) => Ok(opened),
+            None => Ok(whole(target, volume_on(medium, path, &options).await?).await),
+        }
+    })
 }
 
 /// Opens the shard of a block for writing, by itself, and returns the block's place in it. `None` if the volume at the
@@ -287,7 +289,8 @@ pub fn resize_volume<'a>(
     capacity_blocks: u64,
 ) -> LocalBoxFuture<'a, Result<Resized, StackError>> {
     Box::pin(async move {
-        if !matches!(probe_shards(medium).await, Ok(None)) {
+        // What cannot be read is the resize's to tell.
+        if let Ok(Some(_)) = probe_shards(medium).await {
             return Err(shards_keep_their_size(doing));
         }
         let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use futures_util::future::join_all;
+use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Device, DynDevice, Error, ErrorKind};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_layers_stripe::ShardLayer;
@@ -45,7 +45,16 @@ enum ShardDevice {
 }
 
 /// Opens the volume in shards on a medium; `None` if there is none.
-pub(crate) async fn open_shards(
+pub(crate) fn open_shards<'a>(
+    target: &'a TargetName,
+    medium: Rc<FileMedium>,
+    path: &'a Path,
+    options: OpenOptions,
+) -> LocalBoxFuture<'a, Result<Option<OpenTarget>, StackError>> {
+    Box::pin(async move { open_shards_on(target, &medium, path, &options).await })
+}
+
+async fn open_shards_on(
     target: &TargetName,
     medium: &Rc<FileMedium>,
     path: &Path,

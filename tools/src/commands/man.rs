@@ -273,7 +273,7 @@ mod tests {
         };
         assert_eq!(
             synopsis(&["create"]),
-            "sealblock create [--block-size 512|4096] [--guard GUARD] [--type TYPE] [--preallocate] [--force] [--json] --size SIZE VOLUME"
+            "sealblock create [--block-size 512|4096] [--guard GUARD] [--type TYPE] [--shards N] [--preallocate] [--force] [--json] --size SIZE VOLUME"
         );
         assert!(synopsis(&["serve"]).starts_with("sealblock serve [--config FILE] [--listen ADDR:PORT ...] "));
         assert!(synopsis(&["serve"]).ends_with(" [TARGET ...]"));

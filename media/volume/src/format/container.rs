@@ -5,6 +5,7 @@
 
 use sealblock_block::ReservedArea;
 use sealblock_integrity::PiFormat;
+use sealblock_integrity::guard::crc64;
 use sealblock_units::{BlockSize, Lba};
 
 use super::segments::{ALIGNMENT, MAX_CAPACITY_BLOCKS};
@@ -260,10 +261,19 @@ impl Container {
         [first, second, self.medium_bytes - THIRD_FROM_END_BYTES]
     }
 
-    /// The identity of a shard: of version 8, whose content its maker chooses, so no volume by itself has it. Those of
-    /// one volume differ in their last byte, so their salts differ, too.
+    /// The identity of a shard: of version 8, whose content its maker chooses, so no volume by itself has it. It depends
+    /// on how the volume is dealt, which no shard knows otherwise: a superblock that deals it in another way finds none
+    /// of its shards. Those of one volume differ in their last byte, so their salts differ, too.
     pub fn shard_uuid(&self, shard: u32) -> [u8; 16] {
+        let (guard, protection, storage_tag) = protection_codes(self.protection);
+        let (block_bytes, sector_bytes) = (self.block_size().bytes() as u64, u64::from(self.layout.sector_bytes()));
+        let dealing = [u64::from(self.shards), self.unit_blocks, self.capacity_blocks, block_bytes, sector_bytes];
+        let fields = dealing.into_iter().chain([guard, protection, storage_tag]);
+        let bytes: Vec<u8> = fields.flat_map(u64::to_le_bytes).collect();
         let mut uuid = self.uuid;
+        for (byte, mixed) in uuid.iter_mut().zip(crc64(&bytes).to_le_bytes()) {
+            *byte ^= mixed;
+        }
         uuid[6] = uuid[6] & 0x0f | 0x80;
         uuid[15] ^= shard as u8 + 1;
         uuid

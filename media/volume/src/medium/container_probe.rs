@@ -69,6 +69,7 @@ fn of_container(container: &Container, mut copies: Vec<ReadCopy>) -> [Superblock
         let copy = at.map_or(Err(ContainerError::Magic.into()), |at| copies.swap_remove(at).1);
         let loss = match copy {
             Ok(found) if found == *container => None,
+            Ok(found) if found.uuid() == container.uuid() => Some(CopyError::Differs),
             Ok(found) => Some(CopyError::Foreign(found.uuid())),
             Err(loss) => Some(loss),
         };

@@ -14,6 +14,8 @@ pub(crate) enum CopyError {
     Container(#[from] ContainerError),
     #[error("the superblock of another volume is there, {}", uuid_text(.0))]
     Foreign([u8; 16]),
+    #[error("it is of this volume, and not what the copies that count say")]
+    Differs,
 }
 
 /// The offset of a copy, and the copy.

@@ -53,6 +53,38 @@ fn one_copy_of_the_superblock_is_enough_and_lost_ones_are_rewritten() {
 }
 
 #[test]
+fn a_superblock_that_deals_the_blocks_in_another_way_never_counts() {
+    let disk = created(128 * MIB, 2);
+    let open = Harness::open(&disk).unwrap();
+    open.write(0, &pattern(1, 600)).unwrap();
+    open.close().unwrap();
+    let offsets = container(&disk).copy_offsets();
+    // A unit of 2 MiB in place of 1 MiB; one block less.
+    for (at, value) in [(60, (2 * MIB).to_le_bytes()), (48, ((128 * MIB >> 12) - 1).to_le_bytes())] {
+        let mut other = disk.bytes.borrow()[..512].to_vec();
+        let length = if at == 60 { 4 } else { 8 };
+        other[at..at + length].copy_from_slice(&value[..length]);
+        let checksum = sealblock_integrity::guard::crc32c(&other[..508]);
+        other[508..].copy_from_slice(&checksum.to_le_bytes());
+        let put = |disk: &Disk, offset: u64| disk.bytes.borrow_mut()[offset as usize..][..512].copy_from_slice(&other);
+        for offset in offsets {
+            let damaged = disk.copy();
+            put(&damaged, offset);
+            let open = Harness::open(&damaged).unwrap();
+            let lost: Vec<u64> =
+                open.info.superblocks.iter().filter(|copy| copy.lost.is_some()).map(|copy| copy.offset_bytes).collect();
+            assert_eq!(lost, [offset], "the one that differs, whichever it is");
+            assert_eq!(open.read(0, 600).unwrap(), pattern(1, 600));
+            open.close().unwrap();
+        }
+        let damaged = disk.copy();
+        offsets.into_iter().for_each(|offset| put(&damaged, offset));
+        let refused = Harness::open(&damaged).err().expect("no shard is one of that volume").to_string();
+        assert!(refused.contains("shard 0"), "{refused}");
+    }
+}
+
+#[test]
 fn a_damaged_superblock_alone_is_the_remains_of_a_volume() {
     let disk = created(128 * MIB, 2);
     let end = container(&disk).windows_end();
