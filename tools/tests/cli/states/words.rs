@@ -93,7 +93,9 @@ impl Words {
         let lines = stdout.lines().chain(stderr.lines()).map(str::trim);
         let is_left_out = |line: &str| LEFT_OUT.iter().any(|start| line.starts_with(start));
         let is_passing = |line: &str| PASSING.iter().any(|words| line.ends_with(words));
-        let is_said = |line: &&str| !line.is_empty() && !is_left_out(line) && !is_passing(line);
+        // How long requests took is of each run.
+        let is_latency = |line: &str| line.contains(": p50 ");
+        let is_said = |line: &&str| !line.is_empty() && !is_left_out(line) && !is_passing(line) && !is_latency(line);
         let mut words: Vec<String> = lines.filter(is_said).map(|line| self.normal(line)).collect();
         words.dedup();
         words.join("<br>").replace('|', "\\|")
