@@ -60,7 +60,7 @@ fn a_superblock_that_deals_the_blocks_in_another_way_never_counts() {
     open.close().unwrap();
     let offsets = container(&disk).copy_offsets();
     // A unit of 2 MiB in place of 1 MiB; one block less.
-    for (at, value) in [(60, (2 * MIB).to_le_bytes()), (48, ((128 * MIB >> 12) - 1).to_le_bytes())] {
+    for (at, value) in [(60, (2 * MIB).to_le_bytes()), (48, (((128 * MIB) >> 12) - 1).to_le_bytes())] {
         let mut other = disk.bytes.borrow()[..512].to_vec();
         let length = if at == 60 { 4 } else { 8 };
         other[at..at + length].copy_from_slice(&value[..length]);
