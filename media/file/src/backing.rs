@@ -92,6 +92,7 @@ impl Backing {
     /// Checks the file, which waits for the file system; returns what is wrong if this has changed since the last
     /// check. If the file system does not reply, nothing changes.
     pub fn check(&self) -> Option<Option<BackingError>> {
+        use BackingError::CutOff;
         let other_path = lock(&self.other_path).clone();
         let is_elsewhere =
             || other_path.and_then(|path| std::fs::metadata(path).ok()).filter(|there| self.is_it(there));
@@ -105,6 +106,11 @@ impl Backing {
             Err(_) => return None,
         };
         let mut error = lock(&self.error);
+        let found = match (*error, found) {
+            // Its length may be back, and what was in it is not.
+            (Some(CutOff { left_bytes, .. }), None) if left_bytes < self.length_bytes() => *error,
+            _ => found,
+        };
         let before = std::mem::replace(&mut *error, found);
         (before != found).then_some(found)
     }
@@ -184,6 +190,8 @@ mod tests {
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1000).unwrap();
         let cut = BackingError::CutOff { left_bytes: 1000, length_bytes: 4096 };
         assert_eq!(backing.check(), Some(Some(cut)));
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        assert_eq!((backing.check(), backing.error()), (None, Some(cut)), "what was cut off is not back");
         backing.set_length_bytes(512);
         assert_eq!(backing.check(), Some(None), "it is to be shorter");
     }
