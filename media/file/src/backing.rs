@@ -20,6 +20,8 @@ pub struct Backing {
     /// Device and inode.
     identity: (u64, u64),
     length_bytes: AtomicU64,
+    /// The bytes that were left when it was found cut off. What was behind them is not back with its length.
+    kept_bytes: AtomicU64,
     error: Mutex<Option<BackingError>>,
 }
 
@@ -48,6 +50,7 @@ impl Backing {
             other_path: Mutex::default(),
             identity: (opened.dev(), opened.ino()),
             length_bytes: AtomicU64::new(length_bytes),
+            kept_bytes: AtomicU64::new(u64::MAX),
             error: Mutex::default(),
         });
         if !block_device {
@@ -71,6 +74,10 @@ impl Backing {
     /// check at any moment never finds less than expected.
     pub(crate) fn set_length_bytes(&self, length_bytes: u64) {
         self.length_bytes.store(length_bytes, Ordering::Release);
+        if length_bytes <= self.kept_bytes.load(Ordering::Acquire) {
+            // Nothing of what was cut off belongs to it any more.
+            self.kept_bytes.store(u64::MAX, Ordering::Release);
+        }
     }
 
     /// What the last check found wrong.
@@ -92,7 +99,6 @@ impl Backing {
     /// Checks the file, which waits for the file system; returns what is wrong if this has changed since the last
     /// check. If the file system does not reply, nothing changes.
     pub fn check(&self) -> Option<Option<BackingError>> {
-        use BackingError::CutOff;
         let other_path = lock(&self.other_path).clone();
         let is_elsewhere =
             || other_path.and_then(|path| std::fs::metadata(path).ok()).filter(|there| self.is_it(there));
@@ -106,11 +112,6 @@ impl Backing {
             Err(_) => return None,
         };
         let mut error = lock(&self.error);
-        let found = match (*error, found) {
-            // Its length may be back, and what was in it is not.
-            (Some(CutOff { left_bytes, .. }), None) if left_bytes < self.length_bytes() => *error,
-            _ => found,
-        };
         let before = std::mem::replace(&mut *error, found);
         (before != found).then_some(found)
     }
@@ -120,7 +121,11 @@ impl Backing {
             return Some(BackingError::Replaced);
         }
         // The expected length is read after the file's: see `set_length_bytes`.
-        let (left_bytes, length_bytes) = (there.len(), self.length_bytes());
+        let (now_bytes, length_bytes) = (there.len(), self.length_bytes());
+        if now_bytes < length_bytes {
+            self.kept_bytes.fetch_min(now_bytes, Ordering::AcqRel);
+        }
+        let left_bytes = now_bytes.min(self.kept_bytes.load(Ordering::Acquire));
         (left_bytes < length_bytes).then_some(BackingError::CutOff { left_bytes, length_bytes })
     }
 }
@@ -192,6 +197,12 @@ mod tests {
         assert_eq!(backing.check(), Some(Some(cut)));
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
         assert_eq!((backing.check(), backing.error()), (None, Some(cut)), "what was cut off is not back");
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(2000).unwrap();
+        assert_eq!(backing.check(), None, "nor a part of it");
+        fs::rename(&path, &elsewhere).unwrap();
+        assert_eq!(backing.check(), Some(Some(BackingError::Gone)));
+        fs::rename(&elsewhere, &path).unwrap();
+        assert_eq!(backing.check(), Some(Some(cut)), "nor after something else was wrong");
         backing.set_length_bytes(512);
         assert_eq!(backing.check(), Some(None), "it is to be shorter");
     }
