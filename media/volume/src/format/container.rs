@@ -9,8 +9,11 @@ use sealblock_integrity::guard::crc64;
 use sealblock_units::{BlockSize, Lba};
 
 use super::segments::{ALIGNMENT, MAX_CAPACITY_BLOCKS};
-use super::superblock::{SUPERBLOCK_BYTES, SuperblockError, decode_protection, protection_codes};
-use super::{Layout, LayoutError, SUPERBLOCK_OFFSETS, TAIL_BYTES, THIRD_FROM_END_BYTES, crc32c, get, put};
+use super::superblock::{
+    AT_BLOCK_BYTES, AT_CAPACITY, AT_CHECKSUM, AT_FEATURES, AT_GUARD, AT_SECTOR_BYTES, AT_UUID, AT_VERSION,
+    SUPERBLOCK_BYTES, SuperblockError, decode_protection, has_checksum, protection_codes, put_checksum,
+};
+use super::{Layout, LayoutError, SUPERBLOCK_OFFSETS, TAIL_BYTES, THIRD_FROM_END_BYTES, get, put};
 
 /// The maximum number of shards.
 pub const MAX_SHARDS: u32 = 16;
@@ -26,20 +29,13 @@ const VERSION: u64 = 3;
 /// The first window begins where the log of a volume of version 2 does.
 const WINDOWS_OFFSET: u64 = 64 << 10;
 
-// The first fields are at the places that they have in version 2.
-const AT_VERSION: usize = 8;
-const AT_FEATURES: usize = 12;
-const AT_UUID: usize = 16;
-const AT_BLOCK_BYTES: usize = 40;
-const AT_SECTOR_BYTES: usize = 44;
-const AT_CAPACITY: usize = 48;
+// Fields that version 2 has, too, are at the same places.
 const AT_SHARDS: usize = 59;
 const AT_UNIT_BYTES: usize = 60;
 const AT_WINDOWS_OFFSET: usize = 64;
 const AT_WINDOW_BYTES: usize = 72;
 const AT_MEDIUM_BYTES: usize = 80;
 const AT_UNUSED: usize = 88;
-const AT_CHECKSUM: usize = 508;
 
 /// The content of the superblock of a volume in shards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -312,7 +308,7 @@ impl Container {
         put::<4>(&mut bytes, AT_SECTOR_BYTES, u64::from(self.layout.sector_bytes()));
         put::<8>(&mut bytes, AT_CAPACITY, self.capacity_blocks);
         let codes = protection_codes(self.protection);
-        for (at, code) in (super::superblock::AT_GUARD..).zip([codes.0, codes.1, codes.2]) {
+        for (at, code) in (AT_GUARD..).zip([codes.0, codes.1, codes.2]) {
             put::<1>(&mut bytes, at, code);
         }
         put::<1>(&mut bytes, AT_SHARDS, u64::from(self.shards));
@@ -320,8 +316,7 @@ impl Container {
         put::<8>(&mut bytes, AT_WINDOWS_OFFSET, WINDOWS_OFFSET);
         put::<8>(&mut bytes, AT_WINDOW_BYTES, self.layout.medium_bytes());
         put::<8>(&mut bytes, AT_MEDIUM_BYTES, self.medium_bytes);
-        let checksum = crc32c(&bytes[..AT_CHECKSUM]);
-        put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
+        put_checksum(&mut bytes);
         bytes
     }
 
@@ -334,7 +329,7 @@ impl Container {
             return Err(ContainerError::Magic);
         }
         let bytes = bytes.get(..SUPERBLOCK_BYTES).ok_or(ContainerError::Truncated)?;
-        if get::<4>(bytes, AT_CHECKSUM) != u64::from(crc32c(&bytes[..AT_CHECKSUM])) {
+        if !has_checksum(bytes) {
             return Err(ContainerError::Checksum);
         }
         let (version, features) = (get::<4>(bytes, AT_VERSION), get::<4>(bytes, AT_FEATURES));
@@ -348,7 +343,7 @@ impl Container {
         let block_size = BlockSize::from_bytes(block_bytes).ok_or(invalid("block size", block_bytes))?;
         let protection = decode_protection(bytes).map_err(|error| match error {
             SuperblockError::Field { field, value } => invalid(field, value),
-            _ => invalid("protection", get::<1>(bytes, super::superblock::AT_GUARD)),
+            _ => invalid("protection", get::<1>(bytes, AT_GUARD)),
         })?;
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);

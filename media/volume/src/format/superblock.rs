@@ -23,13 +23,13 @@ const FEATURE_UNCORRECTABLE: u64 = 1;
 /// Features: the volume was resized, and its segments are listed.
 const FEATURE_RESIZED: u64 = 2;
 
-const AT_VERSION: usize = 8;
-const AT_FEATURES: usize = 12;
-const AT_UUID: usize = 16;
+pub(super) const AT_VERSION: usize = 8;
+pub(super) const AT_FEATURES: usize = 12;
+pub(super) const AT_UUID: usize = 16;
 const AT_WRITE_SEQ: usize = 32;
-const AT_BLOCK_BYTES: usize = 40;
-const AT_SECTOR_BYTES: usize = 44;
-const AT_CAPACITY: usize = 48;
+pub(super) const AT_BLOCK_BYTES: usize = 40;
+pub(super) const AT_SECTOR_BYTES: usize = 44;
+pub(super) const AT_CAPACITY: usize = 48;
 pub(super) const AT_GUARD: usize = 56;
 const AT_TYPE: usize = 57;
 const AT_STORAGE_TAG: usize = 58;
@@ -54,7 +54,7 @@ const AT_NOTES_COUNTED: usize = 290;
 const AT_UNREPORTED_LOSS: usize = 291;
 const AT_NOTES_BOOT: usize = 296;
 const AT_LABELS: usize = 312;
-const AT_CHECKSUM: usize = 508;
+pub(super) const AT_CHECKSUM: usize = 508;
 /// Marks: the log is anchored. Programs that do not know a mark clear it with the next superblock that they write.
 const MARK_ANCHORED: u64 = 1;
 /// Marks: the reserved areas were zeroed.
@@ -349,8 +349,7 @@ impl Superblock {
         }
         put::<8>(&mut bytes, AT_LABELS, self.labels_written);
         put::<1>(&mut bytes, AT_UNREPORTED_LOSS, self.unreported_loss.map_or(0, |why| why as u64));
-        let checksum = crc32c(&bytes[..AT_CHECKSUM]);
-        put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
+        put_checksum(&mut bytes);
         bytes
     }
 
@@ -360,7 +359,7 @@ impl Superblock {
             return Err(SuperblockError::Magic);
         }
         let bytes = bytes.get(..SUPERBLOCK_BYTES).ok_or(SuperblockError::Truncated)?;
-        if get::<4>(bytes, AT_CHECKSUM) != u64::from(crc32c(&bytes[..AT_CHECKSUM])) {
+        if !has_checksum(bytes) {
             return Err(SuperblockError::Checksum);
         }
         let (version, features) = (get::<4>(bytes, AT_VERSION), get::<4>(bytes, AT_FEATURES));
@@ -415,6 +414,17 @@ impl Superblock {
             unreported_loss: WhyLost::of_code(get::<1>(bytes, AT_UNREPORTED_LOSS)),
         })
     }
+}
+
+/// Puts the checksum of all other bytes of a superblock, of either version, to its place.
+pub(super) fn put_checksum(bytes: &mut [u8; SUPERBLOCK_BYTES]) {
+    let checksum = crc32c(&bytes[..AT_CHECKSUM]);
+    put::<4>(bytes, AT_CHECKSUM, u64::from(checksum));
+}
+
+/// True if the checksum matches the other bytes.
+pub(super) fn has_checksum(bytes: &[u8]) -> bool {
+    get::<4>(bytes, AT_CHECKSUM) == u64::from(crc32c(&bytes[..AT_CHECKSUM]))
 }
 
 /// An invalid place means that changes may be lost; it does not invalidate the superblock.

@@ -1,7 +1,7 @@
 use sealblock_integrity::{GuardKind, ProtectionType};
 
 use super::*;
-use crate::format::{Seed, Superblock};
+use crate::format::{Seed, Superblock, crc32c};
 
 const GIB: u64 = 1 << 30;
 
