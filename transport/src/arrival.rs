@@ -4,6 +4,8 @@
 
 use std::cell::{Cell, RefCell};
 
+use sealblock_runtime_memory::Buffer;
+
 use crate::serving::Registration;
 use crate::turns::STAGING_BYTES;
 
@@ -75,6 +77,19 @@ impl Arrival {
     }
 }
 
+/// The next part of what was received, in a buffer of the new protocol core, and its length; `None` once nothing is left,
+/// or if the core has no buffer.
+pub fn next_part(left: &mut &[u8], buffer: impl FnOnce() -> Option<Buffer>) -> Option<(Buffer, usize)> {
+    if left.is_empty() {
+        return None;
+    }
+    let mut buffer = buffer()?;
+    let (part, later) = left.split_at(left.len().min(buffer.len()));
+    buffer[..part.len()].copy_from_slice(part);
+    *left = later;
+    Some((buffer, part.len()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,6 +113,18 @@ mod tests {
         staying.add(b"c");
         assert!(!staying.is_open() && !staying.is_leaving());
         assert_eq!(staying.into_bytes(), b"");
+    }
+
+    #[test]
+    fn what_was_received_comes_again_in_parts_of_the_buffers_lengths() {
+        let (mut left, mut parts) = (&b"abcde"[..], Vec::new());
+        while let Some((buffer, length)) = next_part(&mut left, || Some(Buffer::zeroed(2))) {
+            parts.push(buffer[..length].to_vec());
+        }
+        assert_eq!(parts, [&b"ab"[..], b"cd", b"e"]);
+        let mut kept = &b"a"[..];
+        assert!(next_part(&mut kept, || None).is_none() && kept == b"a", "the core is closed");
+        assert!(next_part(&mut left, || panic!("nothing is left")).is_none());
     }
 
     #[test]

@@ -26,7 +26,7 @@ mod work;
 
 use std::hash::{BuildHasher, RandomState};
 
-pub use arrival::Arrival;
+pub use arrival::{Arrival, next_part};
 pub use changes::SentChange;
 pub use connection::{
     ClientCore, ClientEvent, Connection, ConnectionLost, RequestError, RequestFuture, SubmitError, end_late_requests,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use sealblock_protocols_nbd::Event;
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::spawn;
-use sealblock_transport::{Registration, Signals, hand_to_core};
+use sealblock_transport::{Registration, Signals, hand_to_core, next_part};
 
 use crate::connection::{Connection, Offer};
 use crate::shared::{ChosenExport, ServerState};
@@ -66,13 +66,8 @@ impl Connection {
         *connection.choice.borrow_mut() = Some(choice);
         let mut core = connection.core.borrow_mut();
         let (mut left, mut is_chosen) = (received, false);
-        while !left.is_empty()
-            && let Some(mut buffer) = core.receive_buffer()
-        {
-            let (now, later) = left.split_at(left.len().min(buffer.len()));
-            buffer[..now.len()].copy_from_slice(now);
-            core.received(buffer, now.len());
-            left = later;
+        while let Some((buffer, length)) = next_part(&mut left, || core.receive_buffer()) {
+            core.received(buffer, length);
             // The old core has handled what comes before the choice.
             is_chosen =
                 is_chosen || std::iter::from_fn(|| core.next_event()).any(|event| matches!(event, Event::Chosen(_)));

@@ -19,7 +19,7 @@ use sealblock_protocols_nvme_tcp::TransmitLimit;
 use sealblock_protocols_nvme_tcp::target::{CommandData, Event};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::spawn;
-use sealblock_transport::{Registration, hand_to_core};
+use sealblock_transport::{Registration, hand_to_core, next_part};
 
 use crate::connection::admin;
 use crate::connection::task::{Connection, Role};
@@ -80,13 +80,8 @@ impl Connection {
         connection.arrival.settle();
         let mut core = connection.core.borrow_mut();
         let mut left = received;
-        while !left.is_empty()
-            && let Some(mut buffer) = core.receive_buffer()
-        {
-            let (now, later) = left.split_at(left.len().min(buffer.len()));
-            buffer[..now.len()].copy_from_slice(now);
-            core.received(buffer, now.len());
-            left = later;
+        while let Some((buffer, length)) = next_part(&mut left, || core.receive_buffer()) {
+            core.received(buffer, length);
         }
         if !left.is_empty() {
             // Not reached, since one buffer has room for all of it.
