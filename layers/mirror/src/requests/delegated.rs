@@ -113,6 +113,7 @@ impl<C: Clock> Mirror<C> {
                 let _ = answer.send(outcome);
             }
             Call::Change { extent, generation, answer } => self.change_elsewhere(extent, generation, answer).await,
+            // The loop around this looks whether there are others.
             Call::Gone => {}
         }
     }
@@ -124,31 +125,24 @@ pub(crate) async fn answer_calls<C: Clock>(mirror: &Mirror<C>, mut calls: Unboun
     let mut running: FuturesUnordered<LocalBoxFuture<'_, ()>> = FuturesUnordered::new();
     let has_ended = || mirror.is_closing.get() && !mirror.delegation.has_channels();
     loop {
-        let next = {
-            let closed = mirror.work.wait_until(has_ended);
+        let call = {
             let ended = async {
                 match running.is_empty() {
-                    true => closed.await,
+                    true => mirror.work.wait_until(has_ended).await,
                     false => drop(running.next().await),
                 }
             };
             match select(calls.next(), pin!(ended)).await {
-                Either::Left((call, _)) => Some(call),
+                Either::Left((Some(call), _)) => Some(call),
+                Either::Left((None, _)) => return,
                 Either::Right(_) => None,
             }
         };
-        let next = match next {
-            Some(call) => call,
-            None if has_ended() && running.is_empty() => return,
-            None => continue,
-        };
-        let Some(call) = next else { return };
-        if let Call::Gone = call {
-            // Whoever waits for the end looks again.
-            mirror.work.notify();
-            continue;
+        if let Some(call) = call {
+            mirror.delegate_if_possible();
+            running.push(Box::pin(mirror.answer(call)));
+        } else if has_ended() && running.is_empty() {
+            return;
         }
-        mirror.delegate_if_possible();
-        running.push(Box::pin(mirror.answer(call)));
     }
 }
