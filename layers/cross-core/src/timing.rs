@@ -1,18 +1,19 @@
 //! How long requests wait before the device of this core gets them, and how long it takes.
 //!
-//! Shape: two readings of the clock cost less than 1 % of a request that waits for a device, so each of those is timed.
+//! Shape: a request that waits for a device takes far longer than two readings of the clock, so each of those is timed.
 //! One that is executed in place may take no longer than ten readings. Of those, one is timed and counts for all since
 //! the one before. Their number is drawn, so that it is not the same one of each batch.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Instant;
 
+use fastrand::Rng;
 use sealblock_block::{LatencyCounters, RequestKind};
 use sealblock_runtime_reactor::now;
 
-/// The bits of a drawn number of requests, less one: 1 to 64.
-const DRAWN_BITS: u32 = 6;
+/// One request of up to so many is timed.
+const MOST_UNTIMED: u32 = 64;
 
 /// The times of the requests of one core.
 pub(crate) struct Timing {
@@ -20,7 +21,7 @@ pub(crate) struct Timing {
     /// Requests executed in place up to the next one that is timed, itself included; and for how many that one counts.
     in_place_left: Cell<u32>,
     in_place_drawn: Cell<u32>,
-    random: Cell<u32>,
+    random: RefCell<Rng>,
 }
 
 /// A request that the device is executing.
@@ -42,7 +43,7 @@ impl Default for Timing {
             counters: Arc::default(),
             in_place_left: Cell::new(1),
             in_place_drawn: Cell::new(1),
-            random: Cell::new(1),
+            random: RefCell::new(Rng::with_seed(1)),
         };
         timing.draw();
         timing
@@ -83,10 +84,7 @@ impl Timing {
     }
 
     fn draw(&self) {
-        // A linear congruential generator, whose upper bits are even enough for this.
-        let random = self.random.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let drawn = 1 + (random >> (u32::BITS - DRAWN_BITS));
-        self.random.set(random);
+        let drawn = self.random.borrow_mut().u32(1..=MOST_UNTIMED);
         self.in_place_left.set(drawn);
         self.in_place_drawn.set(drawn);
     }
