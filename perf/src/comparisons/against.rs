@@ -59,11 +59,11 @@ fn figures(text: &str) -> Vec<Figure> {
             continue;
         };
         let words: Vec<&str> = contender.split_whitespace().collect();
-        let number = |unit: &str| {
-            let at = words.iter().position(|word| *word == unit)?;
-            words.get(at.checked_sub(1)?)?.parse::<f64>().ok()
-        };
-        if let (Some(rate), Some(cpu_us)) = (number("/s"), number("us")) {
+        let place = |word: &str| words.iter().position(|there| *there == word);
+        let number = |at: Option<usize>| words.get(at?)?.parse::<f64>().ok();
+        // "5.5 us CPU", or "CPU 3.2 + 3.1 us" of target and host.
+        let cpu = place("CPU").map(|at| if words.get(at + 2) == Some(&"+") { at + 1 } else { at.saturating_sub(2) });
+        if let (Some(rate), Some(cpu_us)) = (number(place("/s").and_then(|at| at.checked_sub(1))), number(cpu)) {
             let name = contender.get(..16).unwrap_or(contender).trim().to_owned();
             found.push(Figure { load: load.clone(), name, rate, cpu_us });
         }
@@ -110,9 +110,12 @@ mod tests {
     fn figures_are_found_below_their_load() {
         let text = "io_uring\n\nread 4 KiB, random\n  raw                  61285 /s     251 MB/s      5.5 us CPU   (baseline)\n  \
                     volume crc32c        39568 /s     162 MB/s      7.9 us CPU    64.6 % [ 64.6 ..  64.6]\n  volume crc32c    5 \
-                    syncs of 8.83 ms\nwrite\n  mirror of in step   106.2 %\n";
+                    syncs of 8.83 ms\nwrite\n  mirror of in step   106.2 %\nread 4 KiB, random, QD 1\n  none              50738 \
+                    /s (best    50738)  latency    19.7 us, median   18.7, p99    25.3  CPU  19.1 +  19.2 us, host summed 0.00\n";
         let figure =
             |name: &str, rate, cpu_us| Figure { load: "read 4 KiB, random".into(), name: name.into(), rate, cpu_us };
-        assert_eq!(figures(text), [figure("raw", 61285.0, 5.5), figure("volume crc32c", 39568.0, 7.9)]);
+        let target_only =
+            Figure { load: "read 4 KiB, random, QD 1".into(), name: "none".into(), rate: 50738.0, cpu_us: 19.1 };
+        assert_eq!(figures(text), [figure("raw", 61285.0, 5.5), figure("volume crc32c", 39568.0, 7.9), target_only]);
     }
 }
