@@ -95,6 +95,12 @@ async fn reattach_loop<C: Clock>(mirror: &Mirror<C>) {
             replicas.iter().filter(|replica| !mirror.is_closing.get() && replica.state.get() != ReplicaState::Removed)
         {
             mirror.detach_lost(replica);
+            if replica.has_lost_blocks.get() && mirror.write_intent.has_unrecorded_failure() {
+                // Nothing need change before the next start, which finds a device that does not know what it lost.
+                if let Err(error) = mirror.record_failures().await {
+                    tracing::debug!(%error, "cannot record the loss of blocks of a replica; retrying");
+                }
+            }
             if replica.is_online() && replica.state.get() == ReplicaState::OutOfSync {
                 mirror.start_resync(replica);
             }
@@ -125,7 +131,9 @@ impl<C: Clock> Mirror<C> {
     /// Detaches the device of a replica that is lost, or was put back to an earlier state, while no request is sent to
     /// it, as if a request had failed now.
     pub(crate) fn detach_lost(&self, replica: &Replica) {
-        if let Some(reason) = replica.loss().or_else(|| self.why_outdated(replica)) {
+        // Where no replica is whole, what is left of each may be all that there is.
+        let loss = replica.loss().filter(|loss| !loss.lacks_everything || self.has_whole_beside(replica));
+        if let Some(reason) = loss.map(|loss| loss.reason).or_else(|| self.why_outdated(replica)) {
             self.fail_replica(replica, &reason);
         }
         self.set_found_freshness(self.read_freshness());

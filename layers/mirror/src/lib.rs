@@ -30,7 +30,7 @@ pub use error::{MirrorError, ReplicaError};
 pub use label::assemble::Answered;
 pub use life::create::{CreateOptions, create, create_with_hooks, mark_written_alone, mark_written_alone_with_hooks};
 pub use life::{OpenMirror, OpenOptions, open, open_beside_lost, open_with_hooks};
-pub use mirror::replica::{LossMonitor, Reopen, ReplicaSource};
+pub use mirror::replica::{Loss, LossMonitor, Reopen, ReplicaSource};
 pub use mirror::{Mirror, MirrorInfo, MirrorState, Mutation, ReplicaInfo, TestHooks};
 
 #[cfg(test)]

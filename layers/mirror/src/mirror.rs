@@ -506,8 +506,14 @@ impl<C: Clock> Mirror<C> {
         has_other.then(|| ErrorKind::MayBeOlder(why).to_string())
     }
 
-    /// Detaches a replica's device and marks the replica out of sync in all dirty regions. The labels must record it
-    /// before any request that it misses completes.
+    /// True if another replica is readable and has lost nothing.
+    pub(crate) fn has_whole_beside(&self, replica: &Replica) -> bool {
+        let is_whole = |other: &Replica| other.is_readable() && !other.loss().is_some_and(|loss| loss.lacks_everything);
+        self.replicas.borrow().iter().any(|other| other.id != replica.id && is_whole(other))
+    }
+
+    /// Detaches a replica's device and marks the replica out of sync in all dirty regions, or in all if it has lost
+    /// blocks. The labels must record it before any request that it misses completes.
     pub(crate) fn fail_replica(&self, replica: &Replica, reason: &str) {
         if !replica.takes_labels() {
             return;
@@ -515,6 +521,11 @@ impl<C: Clock> Mirror<C> {
         self.revoke();
         replica.failures.set(replica.failures.get() + 1);
         *replica.last_error.borrow_mut() = reason.to_owned();
+        if let Some(loss) = replica.loss().filter(|loss| loss.lacks_everything) {
+            // Whichever request failed first. Opened again the device would not know it.
+            *replica.last_error.borrow_mut() = loss.reason;
+            replica.has_lost_blocks.set(true);
+        }
         replica.set_device(None);
         let was_current = replica.state.get() == ReplicaState::InSync;
         let is_any_current = self.replicas.borrow().iter().any(|replica| replica.is_readable());
@@ -544,14 +555,16 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Marks an offline replica out of sync in all regions that may differ.
+    /// Marks an offline replica out of sync in all regions that may differ, or in all if it has lost blocks.
     fn demote(&self, replica: &Replica) {
         let was_current = replica.state.get() == ReplicaState::InSync;
         let is_recorded = self.in_sync().iter().any(|other| other.has_room);
         replica.is_failure_unrecorded.set(was_current && replica.has_room && !is_recorded);
         replica.state.set(ReplicaState::OutOfSync);
         replica.out_of_sync.borrow_mut().add(&self.write_intent.written.borrow());
-        if was_current && self.is_flushed() {
+        if replica.has_lost_blocks.get() {
+            *replica.out_of_sync.borrow_mut() = Regions::all(self.map.count());
+        } else if was_current && self.is_flushed() {
             replica.is_listed_in_sync.set(true);
         }
         if !replica.is_listed_in_sync.get() {

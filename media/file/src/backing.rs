@@ -70,8 +70,28 @@ impl Backing {
         self.length_bytes.load(Ordering::Acquire)
     }
 
-    /// Sets the expected length. To be called before the file is made shorter and after it is made longer, so that a
-    /// check at any moment never finds less than expected.
+    /// How much of the file may be used, if somebody truncated it while it was open. What is behind that is lost, also
+    /// when the file has its length again: it would read as zeroes.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.kept_bytes.load(Ordering::Acquire)
+    }
+
+    /// Takes note of the length that the file has. It was expected to be `expected_bytes` before that was looked up, and
+    /// may have been resized meanwhile.
+    pub(crate) fn found_length(&self, expected_bytes: u64, now_bytes: u64) {
+        if now_bytes < expected_bytes.min(self.length_bytes()) {
+            self.kept_bytes.fetch_min(now_bytes, Ordering::AcqRel);
+        }
+    }
+
+    /// What is known to be lost of the file, if somebody truncated it while it was open.
+    pub fn cut_off(&self) -> Option<BackingError> {
+        let (left_bytes, length_bytes) = (self.kept_bytes(), self.length_bytes());
+        (left_bytes < length_bytes).then_some(BackingError::CutOff { left_bytes, length_bytes })
+    }
+
+    /// Sets the expected length. To be called before the file is made shorter and after it is made longer: then the
+    /// file is never shorter than expected both before and after its length is looked up.
     pub(crate) fn set_length_bytes(&self, length_bytes: u64) {
         self.length_bytes.store(length_bytes, Ordering::Release);
         if length_bytes <= self.kept_bytes.load(Ordering::Acquire) {
@@ -99,7 +119,7 @@ impl Backing {
     /// Checks the file, which waits for the file system; returns what is wrong if this has changed since the last
     /// check. If the file system does not reply, nothing changes.
     pub fn check(&self) -> Option<Option<BackingError>> {
-        let other_path = lock(&self.other_path).clone();
+        let (other_path, expected_bytes) = (lock(&self.other_path).clone(), self.length_bytes());
         let is_elsewhere =
             || other_path.and_then(|path| std::fs::metadata(path).ok()).filter(|there| self.is_it(there));
         let there = match std::fs::metadata(&self.path) {
@@ -107,7 +127,7 @@ impl Backing {
             other => is_elsewhere().map_or(other, Ok),
         };
         let found = match there {
-            Ok(there) => self.classify(&there),
+            Ok(there) => self.classify(&there, expected_bytes),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Some(BackingError::Gone),
             Err(_) => return None,
         };
@@ -116,17 +136,12 @@ impl Backing {
         (before != found).then_some(found)
     }
 
-    fn classify(&self, there: &Metadata) -> Option<BackingError> {
+    fn classify(&self, there: &Metadata, expected_bytes: u64) -> Option<BackingError> {
         if !self.is_it(there) {
             return Some(BackingError::Replaced);
         }
-        // The expected length is read after the file's: see `set_length_bytes`.
-        let (now_bytes, length_bytes) = (there.len(), self.length_bytes());
-        if now_bytes < length_bytes {
-            self.kept_bytes.fetch_min(now_bytes, Ordering::AcqRel);
-        }
-        let left_bytes = now_bytes.min(self.kept_bytes.load(Ordering::Acquire));
-        (left_bytes < length_bytes).then_some(BackingError::CutOff { left_bytes, length_bytes })
+        self.found_length(expected_bytes, there.len());
+        self.cut_off()
     }
 }
 

@@ -267,7 +267,32 @@ impl FileMedium {
         if offset_bytes.checked_add(length_bytes).is_none_or(|end| end > self.len_bytes()) {
             return refuse(MediumErrorKind::PastEnd, "past the end of the file");
         }
+        if offset_bytes + length_bytes > self.backing.kept_bytes() {
+            return Err(self.cut_off(doing, offset_bytes));
+        }
         Ok(())
+    }
+
+    /// The error of requests behind the end that a file was truncated to while it was in use.
+    #[cold]
+    fn cut_off(&self, doing: &'static str, offset_bytes: u64) -> MediumError {
+        let kept = self.backing.kept_bytes();
+        let reason = format!("the file was truncated to {kept} bytes while it was in use; what was behind is lost");
+        MediumError { kind: MediumErrorKind::PastEnd, doing, offset_bytes, reason }
+    }
+
+    /// The error of a read of the file. One that ended early shows that the file was truncated.
+    fn read_error(&self, offset_bytes: u64, error: &io::Error) -> MediumError {
+        if error.kind() == io::ErrorKind::UnexpectedEof && !self.block_device {
+            let expected = self.backing.length_bytes();
+            if let Ok(there) = self.file.len_bytes() {
+                self.backing.found_length(expected, there);
+            }
+            if self.backing.cut_off().is_some() {
+                return self.cut_off("read", offset_bytes);
+            }
+        }
+        MediumError::from_io("read", offset_bytes, error)
     }
 
     /// Reads parts of sectors by reading the sectors that contain them.
@@ -279,7 +304,7 @@ impl FileMedium {
         let start = offset_bytes - offset_bytes % sector;
         let end = (offset_bytes + into.len() as u64).next_multiple_of(sector);
         let (result, sectors) = self.file.read_exact_at(self.pool.take((end - start) as usize), start).await;
-        let result = result.map_err(|error| MediumError::from_io("read", offset_bytes, &error));
+        let result = result.map_err(|error| self.read_error(offset_bytes, &error));
         if result.is_ok() {
             let from = (offset_bytes - start) as usize;
             let length = into.len();
@@ -444,7 +469,7 @@ impl Medium for FileMedium {
             unaligned = Some(std::mem::replace(&mut into, aligned));
         }
         let (result, read) = self.file.read_exact_at(into, offset_bytes).await;
-        let result = result.map_err(|error| MediumError::from_io("read", offset_bytes, &error));
+        let result = result.map_err(|error| self.read_error(offset_bytes, &error));
         let Some(mut into) = unaligned else { return (result, read) };
         if result.is_ok() {
             into.copy_from_slice(&read);

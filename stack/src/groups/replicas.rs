@@ -9,7 +9,7 @@ use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Device, DynDevice, Error, Request, RequestKind, ReservedArea, Response, WhyOlder};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{
-    Answered, LossMonitor, Mirror, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaInfo, ReplicaSource,
+    Answered, Loss, LossMonitor, Mirror, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaInfo, ReplicaSource,
 };
 use sealblock_media_file::Backing;
 use sealblock_media_nbd::QUIESCE;
@@ -528,9 +528,19 @@ impl OpenReplica {
     /// The source of this replica for the mirror.
     pub fn source(self: &Rc<Self>, device: Result<DynDevice, String>) -> ReplicaSource {
         let replica = Rc::clone(self);
-        let monitor: LossMonitor = Box::new(move || loss(&replica.connections.borrow()));
+        let monitor: LossMonitor = Box::new(move || {
+            let lost = loss(&replica.connections.borrow()).map(|reason| Loss { reason, lacks_everything: false });
+            lost.or_else(|| replica.cut_off().map(|reason| Loss { reason, lacks_everything: true }))
+        });
         let loss_monitor = Some(monitor);
         ReplicaSource { loss_monitor, ..ReplicaSource::new(&*self.name, device, Some(self.reopen())) }
+    }
+
+    /// What is lost of its files, if one was truncated while it was in use.
+    fn cut_off(&self) -> Option<String> {
+        let files = self.files.borrow();
+        let mut cut = files.iter().filter_map(Weak::upgrade).filter(|file| file.cut_off().is_some());
+        cut.next().map(|file| format!("{} was truncated while it was in use", file.path().display()))
     }
 
     async fn open(&self) -> Result<DynDevice, StackError> {

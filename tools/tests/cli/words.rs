@@ -40,8 +40,8 @@ fn a_mirror_is_not_optimal_while_the_file_of_a_replica_is_gone_or_cut_off() {
     until(|| asked().status == 0);
     let length = place.len("b");
     place.set_len("b", length - 4096);
-    until(|| asked().status == 1);
-    asked().says(&["degraded", "b was truncated"]);
+    until(|| asked().text().contains("b: out of sync: up to 256 KiB, offline"));
+    asked().ends_with(4).says(&["degraded", "it was cut off"]);
     place.set_len("b", length);
     until(|| asked().status == 0);
     // A replica that comes later is looked at, too.
@@ -53,6 +53,38 @@ fn a_mirror_is_not_optimal_while_the_file_of_a_replica_is_gone_or_cut_off() {
     place.run(&format!("status {pid}")).ends_with(4).says(&["the file of c is gone"]);
     fs::rename(place.path("hidden"), place.path("c")).unwrap();
     server.stop().is_clean();
+}
+
+/// Where it was cut off it reads as zeroes once its length is back, and nothing in it shows that these are not its data.
+#[test]
+fn a_replica_without_tags_that_was_cut_off_is_not_read_when_its_length_is_back() {
+    let place = Place::with_runtime("syscalls");
+    place.run(&format!("create a --size {} --block-size 512 --guard none", 64 * BLOCK)).succeeds();
+    place.write("r", b"");
+    place.set_len("r", 64 * BLOCK as u64);
+    let bytes = noise(3, 64 * BLOCK);
+    place.write("data", &bytes);
+    let mut server = Server::start(&place, "mirror:a,raw:r");
+    place.run(&format!("copy data {}", server.target("mirror"))).succeeds();
+    let asked = || place.run("mirror status mirror:a,raw:r");
+    asked().succeeds().says(&["optimal"]);
+    place.set_len("r", 20 * BLOCK as u64);
+    until(|| asked().text().contains("raw:r: out of sync: up to 256 KiB, offline"));
+    place.set_len("r", 64 * BLOCK as u64);
+    let refused = "raw:r: out of sync: up to 256 KiB, offline: its content is not that of a";
+    until(|| asked().text().contains(refused));
+    for is_restarted in [false, true] {
+        place.run(&format!("copy {} out{is_restarted}", server.target("mirror"))).succeeds();
+        assert!(place.read(&format!("out{is_restarted}")) == bytes, "restarted: {is_restarted}");
+        asked().ends_with(4);
+        if !is_restarted {
+            server.stop().is_clean();
+            server = Server::start(&place, "mirror:a,raw:r");
+        }
+    }
+    server.stop().is_clean();
+    place.run("mirror replace mirror:a,raw:r raw:r raw:r --force").succeeds();
+    assert!(place.read("r") == bytes);
 }
 
 #[test]

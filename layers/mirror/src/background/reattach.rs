@@ -42,6 +42,7 @@ impl<C: Clock> Mirror<C> {
         replica.stale.borrow_mut().withhold_again();
         self.write_intent.is_stale_check_due.set(true);
         replica.set_device(Some(device));
+        replica.has_lost_blocks.set(false);
         replica.last_error.borrow_mut().clear();
         match replica.state.get() {
             ReplicaState::OutOfSync if replica.is_failure_unrecorded.get() && is_current => self.readmit(replica),
@@ -155,7 +156,11 @@ impl<C: Clock> Mirror<C> {
         if let (Some(why), ReplicaState::InSync) = (why_older, replica.state.get()) {
             return Err(format!("it was the last in-sync replica, and {}", ErrorKind::MayBeOlder(why)));
         }
-        let lacks_everything = why_older.is_some() || needs_full_resync(&self.label(replica), label);
+        if replica.has_lost_blocks.get() && replica.state.get() == ReplicaState::InSync {
+            return Err("it was the last in-sync replica, and lost blocks while it was in use".to_owned());
+        }
+        let is_older = why_older.is_some() || needs_full_resync(&self.label(replica), label);
+        let lacks_everything = is_older || replica.has_lost_blocks.get();
         if lacks_everything && replica.state.get() == ReplicaState::InSync {
             return Err("the device is an older image of the last in-sync replica, or was changed elsewhere".to_owned());
         }

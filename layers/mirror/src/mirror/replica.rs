@@ -25,8 +25,18 @@ use crate::label::{MAX_SETS, ReplicaRecord, ReplicaState};
 /// Opens a replica's device again after it failed.
 pub type Reopen = Box<dyn Fn() -> LocalBoxFuture<'static, Result<DynDevice, String>>>;
 
-/// Reports why a replica's device is lost, without a request; `None` while it is not known to be lost.
-pub type LossMonitor = Box<dyn Fn() -> Option<String>>;
+/// Reports that a replica's device is lost, without a request; `None` while it is not known to be lost.
+pub type LossMonitor = Box<dyn Fn() -> Option<Loss>>;
+
+/// What is known of a device that is lost.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Loss {
+    /// Why.
+    pub reason: String,
+    /// Blocks that it had are lost, and it does not say which: should it return, it lacks everything. Otherwise it
+    /// lacks what it missed.
+    pub lacks_everything: bool,
+}
 
 /// A device for a mirror.
 pub struct ReplicaSource {
@@ -97,6 +107,8 @@ pub(crate) struct Replica {
     pub last_error: RefCell<String>,
     pub reopen: RefCell<Option<Reopen>>,
     pub loss_monitor: RefCell<Option<LossMonitor>>,
+    /// Its last device lost blocks, and another replica had them: one that returns counts as lacking everything.
+    pub has_lost_blocks: Cell<bool>,
 }
 
 impl Replica {
@@ -133,6 +145,7 @@ impl Replica {
             last_error: RefCell::new(reason),
             reopen: RefCell::new(source.reopen),
             loss_monitor: RefCell::new(source.loss_monitor),
+            has_lost_blocks: Cell::new(false),
         };
         replica.set_device(device);
         replica
@@ -195,8 +208,8 @@ impl Replica {
         self.is_unreachable.get()
     }
 
-    /// Why its attached device is lost, if it is known to be.
-    pub fn loss(&self) -> Option<String> {
+    /// What is known of the loss of its attached device.
+    pub fn loss(&self) -> Option<Loss> {
         self.device.borrow().as_ref()?;
         self.loss_monitor.borrow().as_ref()?()
     }

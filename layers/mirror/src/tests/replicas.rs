@@ -6,6 +6,7 @@ use futures_util::FutureExt;
 use sealblock_block::{ErrorKind, Expectations, Request};
 
 use super::*;
+use crate::Loss;
 use crate::MirrorError;
 use crate::MirrorState;
 use crate::ReplicaError;
@@ -58,7 +59,7 @@ fn a_device_that_is_lost_while_idle_is_detached_and_lacks_only_what_was_written_
         let replica = Rc::clone(&mirror.replicas.borrow()[1]);
         let is_lost = Rc::new(Cell::new(false));
         let seen = Rc::clone(&is_lost);
-        *replica.loss_monitor.borrow_mut() = Some(Box::new(move || seen.get().then(|| "closed".to_owned())));
+        *replica.loss_monitor.borrow_mut() = Some(Box::new(move || seen.get().then(|| loss("closed", false))));
         mirror.detach_lost(&replica);
         assert_eq!(mirror.state(), MirrorState::Optimal, "it is there");
         is_lost.set(true);
@@ -84,6 +85,101 @@ fn a_device_that_is_lost_while_idle_is_detached_and_lacks_only_what_was_written_
             assert_reads(device, extent(50, 1), if is_written { 2 } else { 1 });
         }
     }
+}
+
+fn loss(reason: &str, lacks_everything: bool) -> Loss {
+    Loss { reason: reason.to_owned(), lacks_everything }
+}
+
+/// Lets the replica of this number lose blocks when the result is set.
+fn monitored(mirror: &TestMirror, number: usize) -> Rc<Cell<bool>> {
+    let has_lost = Rc::new(Cell::new(false));
+    let seen = Rc::clone(&has_lost);
+    *mirror.replicas.borrow()[number].loss_monitor.borrow_mut() =
+        Some(Box::new(move || seen.get().then(|| loss("truncated", true))));
+    has_lost
+}
+
+/// A device that lost blocks reads as something else there, and knows nothing of it once it is opened again.
+#[test]
+fn a_replica_that_lost_blocks_lacks_everything_whatever_fails_first_and_after_a_restart() {
+    for (is_idle, is_restarted) in [(true, false), (true, true), (false, false), (false, true)] {
+        let (a, b, mirror) = pair(None);
+        write(&mirror, extent(0, BLOCKS), 1).unwrap();
+        run(&mirror, Request::flush()).unwrap();
+        sweep(&mirror);
+        let has_lost = monitored(&mirror, 1);
+        let replica = Rc::clone(&mirror.replicas.borrow()[1]);
+        mirror.detach_lost(&replica);
+        assert_eq!(mirror.state(), MirrorState::Optimal, "it lost nothing");
+        run(&*b.memory, write_of(&*b.memory, extent(1900, 100), 7)).unwrap();
+        has_lost.set(true);
+        if is_idle {
+            mirror.detach_lost(&replica);
+            mirror.record_failures().now_or_never().unwrap().unwrap();
+        } else {
+            // A request finds it first, and says nothing of what was lost.
+            b.is_offline.set(true);
+            write(&mirror, extent(50, 1), 1).unwrap();
+            b.is_offline.set(false);
+        }
+        let seen = mirror.describe().replicas.remove(1);
+        assert_eq!((mirror.state(), seen.is_online), (MirrorState::Degraded, false));
+        assert_eq!((&*seen.last_error, seen.out_of_sync_bytes), ("truncated", BLOCKS << 12));
+        has_lost.set(false);
+        let mirror = match is_restarted {
+            true => {
+                drop(mirror);
+                opened(&[&a, &b])
+            }
+            false => {
+                reattach(&mirror, &b).unwrap();
+                mirror
+            }
+        };
+        assert_reads(&mirror, extent(1900, 100), 1);
+        resync(&mirror);
+        assert_eq!(mirror.state(), MirrorState::Optimal);
+        assert_reads(&*b.memory, extent(1900, 100), 1);
+    }
+}
+
+#[test]
+fn a_replica_that_lost_blocks_stays_where_no_other_is_whole() {
+    let (_, b, mirror) = pair(None);
+    write(&mirror, extent(0, BLOCKS), 1).unwrap();
+    let lost = [monitored(&mirror, 0), monitored(&mirror, 1)];
+    lost.iter().for_each(|lost| lost.set(true));
+    let replicas = mirror.replicas.borrow().clone();
+    replicas.iter().for_each(|replica| mirror.detach_lost(replica));
+    assert_eq!(states(&mirror), [ReplicaState::InSync; 2]);
+    assert_eq!(mirror.state(), MirrorState::Optimal, "its files tell what is wrong");
+    // The first is whole after all.
+    lost[0].set(false);
+    replicas.iter().for_each(|replica| mirror.detach_lost(replica));
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+    lost[1].set(false);
+    reattach(&mirror, &b).unwrap();
+    resync(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::InSync; 2]);
+}
+
+#[test]
+fn the_last_replica_in_sync_is_not_attached_again_after_it_lost_blocks() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, BLOCKS), 1).unwrap();
+    b.is_offline.set(true);
+    write(&mirror, extent(0, 1), 2).unwrap();
+    let has_lost = monitored(&mirror, 0);
+    has_lost.set(true);
+    a.is_offline.set(true);
+    write(&mirror, extent(0, 1), 3).unwrap_err();
+    a.is_offline.set(false);
+    has_lost.set(false);
+    let replica = Rc::clone(&mirror.replicas.borrow()[0]);
+    let refused = mirror.reattach(&replica, a.stack()).now_or_never().unwrap().unwrap_err();
+    assert_eq!(refused, "it was the last in-sync replica, and lost blocks while it was in use");
+    assert_eq!(mirror.state(), MirrorState::Failed);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use sealblock_runtime_reactor::{Config, Reactor};
 use tempfile::TempDir;
 
 use super::Zeroing;
-use crate::{FileMedium, OpenError, Options};
+use crate::{BackingError, FileMedium, OpenError, Options};
 
 const MIB: u64 = 1 << 20;
 
@@ -130,10 +130,38 @@ fn the_end_is_the_end_until_the_file_grows() {
         assert_eq!(kind(medium.zero(8192, 4096).await), Some(MediumErrorKind::PastEnd));
         medium.set_len_bytes(12288).unwrap();
         assert!(medium.write(8192, page()).await.is_ok());
-        // Another process truncated the file.
-        std::fs::OpenOptions::new().write(true).open(medium.path()).unwrap().set_len(4096).unwrap();
+    });
+}
+
+/// Otherwise it would read as zeroes once the file has its length again, also by our own writes behind it.
+#[test]
+fn what_another_process_cut_off_stays_lost_when_the_length_is_back() {
+    on_reactor(async |directory| {
+        let medium = create(directory, 12288);
+        let elsewhere = medium.elsewhere().unwrap().open_here().unwrap();
+        let page = || Slice::copy_from(&[1; 4096]);
+        let by_another = std::fs::OpenOptions::new().write(true).open(medium.path()).unwrap();
+        by_another.set_len(16384).unwrap();
+        assert!(read(&medium, 8192, 4096).await.is_ok());
+        by_another.set_len(4096).unwrap();
+        assert!(medium.backing.cut_off().is_none(), "nobody knows it yet");
         assert_eq!(kind(read(&medium, 4096, 4096).await), Some(MediumErrorKind::PastEnd));
-        assert!(read(&medium, 0, 4096).await.is_ok());
+        let cut = BackingError::CutOff { left_bytes: 4096, length_bytes: 12288 };
+        assert_eq!(medium.backing.cut_off(), Some(cut));
+        by_another.set_len(12288).unwrap();
+        for medium in [&medium, &elsewhere] {
+            let error = read(medium, 4096, 512).await.unwrap_err();
+            assert_eq!(error.kind, MediumErrorKind::PastEnd);
+            assert!(error.reason.contains("truncated to 4096 bytes while it was in use"), "{error}");
+            assert_eq!(kind(medium.write(8192, page()).await), Some(MediumErrorKind::PastEnd));
+            assert_eq!(kind(medium.zero(0, 8192).await), Some(MediumErrorKind::PastEnd));
+            assert!(read(medium, 0, 4096).await.is_ok());
+            assert!(medium.write(0, page()).await.is_ok());
+        }
+        // Cut off on purpose it is whole, and grows with zeroes.
+        medium.set_len_bytes(4096).unwrap();
+        medium.set_len_bytes(8192).unwrap();
+        assert!(read(&medium, 4096, 4096).await.is_ok());
     });
 }
 
