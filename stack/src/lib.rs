@@ -59,7 +59,6 @@ pub use opened::info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
 pub use opened::lost_metadata::LostMetadata;
 pub use opened::own_label::OwnLabel;
 pub use opened::same_remote::RemoteDevices;
-pub use opened::shards::ShardVolume;
 pub use opened::target_identity::{Sameness, TargetIdentity, TargetLabel, member_of};
 pub use opened::{Closer, MemberNames, OpenTarget, data_of};
 pub use path::files::{

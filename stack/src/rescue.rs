@@ -6,10 +6,10 @@ use std::path::Path;
 use std::rc::Rc;
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_media_volume::OpenOptions;
 use sealblock_media_volume::rescue::profile::Hints;
 use sealblock_media_volume::rescue::{Remains, RemainsError, open_remains};
 use sealblock_media_volume::shards::{find_first_shard, probe_shards};
+use sealblock_media_volume::{OpenOptions, VolumeMedium};
 
 use crate::error::{Cause, StackError};
 use crate::failures::volume_error;
@@ -65,18 +65,19 @@ pub fn open_shapeless<'a>(
             ));
         }
         let file = medium.describe().ok();
-        let (opened, remains) = open_remains(Rc::new(medium), ReactorClock, hints, &OpenOptions::default())
-            .await
-            .map_err(|error| match error {
-                RemainsError::Volume(error) => volume_error(ACTION, &error).on(path.display()),
-                RemainsError::Resized => StackError::new(Cause::Damaged, ACTION, error)
-                    .on(path.display())
-                    .advise("use another copy of the data"),
-                RemainsError::Profile(why) => {
-                    let why = format!("no superblock is left, and {why}");
-                    StackError::new(Cause::Damaged, ACTION, why).on(path.display()).advise(HINT)
-                }
-            })?;
+        let (opened, remains) =
+            open_remains(VolumeMedium::whole(Rc::new(medium)), ReactorClock, hints, &OpenOptions::default())
+                .await
+                .map_err(|error| match error {
+                    RemainsError::Volume(error) => volume_error(ACTION, &error).on(path.display()),
+                    RemainsError::Resized => StackError::new(Cause::Damaged, ACTION, error)
+                        .on(path.display())
+                        .advise("use another copy of the data"),
+                    RemainsError::Profile(why) => {
+                        let why = format!("no superblock is left, and {why}");
+                        StackError::new(Cause::Damaged, ACTION, why).on(path.display()).advise(HINT)
+                    }
+                })?;
         let info = TargetInfo {
             volume: Some(opened.description),
             file,

@@ -9,8 +9,8 @@
 //! The modules, each a file and the folder beside it:
 //!
 //! - [`mod@format`]: the bytes, pure.
-//! - `medium`: serialized syncs; the identity of the medium, the three superblocks, the reserved area; recognition of
-//!   volumes.
+//! - `medium`: serialized syncs; the window of a shard; the identity of the medium, the three superblocks, the reserved
+//!   area; recognition of volumes.
 //! - `space`: free physical blocks, the writers that wait for them, and idle work.
 //! - `map`: the block map and its pages; map entries that are durable but not in it yet (`patches`), or not durable
 //!   (`memtable`).
@@ -50,6 +50,7 @@ pub use medium::identity::{Candidate, IdentityError, Sighting, Standing, Unit, V
 pub use medium::lost_copies::LostCopies;
 pub use medium::recognise::{Recognised, Trace, recognise};
 pub use medium::superblocks::SuperblockCopy;
+pub use medium::window::VolumeMedium;
 pub use options::{Mutation, OpenOptions, VolumeError};
 pub use space::idle::IdleWorkCounts;
 pub use volume::{AnsweredChanges, Volume, VolumeInfo};

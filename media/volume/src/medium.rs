@@ -12,6 +12,7 @@ pub(crate) mod lost_copies;
 pub(crate) mod recognise;
 pub(crate) mod reserved;
 pub(crate) mod superblocks;
+pub(crate) mod window;
 
 use std::cell::RefCell;
 

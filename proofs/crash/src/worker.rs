@@ -12,7 +12,7 @@ use futures_util::future::try_join_all;
 use sealblock_block::{Device, Durability, Gate, Geometry, Request};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_file::Options;
-use sealblock_media_volume::{Mutation, OpenOptions};
+use sealblock_media_volume::{Mutation, OpenOptions, VolumeMedium};
 use sealblock_runtime_memory::Buffer;
 use sealblock_stack::{
     FileVolume, ReactorClock, StackError, device_error, on_reactor, open_error, open_medium, volume_error,
@@ -59,7 +59,7 @@ pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()>
 async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, StackError> {
     let medium = open_medium(path, Options::WRITE).await.map_err(|error| open_error("open", &error))?;
     let options = OpenOptions { mutation, ..OpenOptions::default() };
-    let opened = sealblock_media_volume::open(Rc::new(medium), ReactorClock, &options).await;
+    let opened = sealblock_media_volume::open(VolumeMedium::whole(Rc::new(medium)), ReactorClock, &options).await;
     let opened = opened.map_err(|error| volume_error("open", &error))?;
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
     Ok(opened.volume)

@@ -212,7 +212,7 @@ impl LocalDevice {
         if let Some(closer) = self.closer.take() {
             closer.save_damage().await;
         }
-        let medium = Rc::clone(volume.medium());
+        let medium = Rc::clone(volume.medium().below());
         let closed = volume.close_for_a_moment().await.inspect_err(|error| quiesced.record_lost_writes(error));
         let let_go = let_go(volume).await;
         tracing::debug!("{}: closed {:?} after requests began to wait", self.target, now() - since);

@@ -8,15 +8,18 @@ use sealblock_block::{Error, ErrorKind};
 use sealblock_media_file::FileMedium;
 use sealblock_media_nbd::NbdDevice;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
-use sealblock_media_volume::{Volume, WhyLost};
+use sealblock_media_volume::{Volume, VolumeMedium, WhyLost};
 
 use crate::opened::closing::CloseLimit;
 use crate::opened::recorded::KeepDamage;
 use crate::opened::shards::{ShardedVolume, log_maintenance};
 use crate::program::ReactorClock;
 
-/// A volume in a file, on the reactor's clock. The file and its lock may outlive the volume.
-pub type FileVolume = Volume<Rc<FileMedium>, ReactorClock>;
+/// The file that a volume lies in, or the window of a shard in it.
+pub type VolumeFile = VolumeMedium<Rc<FileMedium>>;
+
+/// A volume in a file, or a shard of one, on the reactor's clock. The file and its lock may outlive the volume.
+pub type FileVolume = Volume<VolumeFile, ReactorClock>;
 
 /// How a command accesses a target. A target that may lack the last writes is opened only if the command accepts that, which is then
 /// reported.
@@ -143,7 +146,7 @@ async fn close_in_order(held: &[CloseHandle], limit: CloseLimit) -> Result<(), E
             }
             CloseHandle::Volume(volume) => {
                 let result = limit.close_volume(volume.close()).await.flatten();
-                log_maintenance(volume.medium().path(), volume.upkeep());
+                log_maintenance(volume.medium().below().path(), volume.upkeep());
                 result
             }
             CloseHandle::Shards(volume) => limit.close_volume(volume.close()).await.flatten(),
@@ -199,7 +202,7 @@ pub(crate) async fn save_damage(held: &[CloseHandle]) {
 pub(crate) fn lost_answers(held: &[CloseHandle]) -> Vec<String> {
     let each = held.iter().flat_map(|held| match held {
         CloseHandle::Volume(volume) => {
-            volume.may_be_lost().map(|why| lost_answers_of(volume.medium().path(), why)).into_iter().collect()
+            volume.may_be_lost().map(|why| lost_answers_of(volume.medium().below().path(), why)).into_iter().collect()
         }
         CloseHandle::Shards(volume) => {
             volume.may_be_lost().map(|why| lost_answers_of(volume.path(), why)).into_iter().collect()

@@ -6,27 +6,23 @@ use std::rc::Rc;
 
 use futures_util::future::join_all;
 use sealblock_block::{Error, ErrorKind};
-use sealblock_media_file::FileMedium;
-use sealblock_media_volume::shards::ShardMedium;
-use sealblock_media_volume::{IdleWorkCounts, Volume, WhyLost};
+use sealblock_media_volume::{IdleWorkCounts, WhyLost};
 use sealblock_runtime_reactor::CoreLocal;
 
-use crate::program::{ReactorClock, on_core};
-
-/// One shard of a volume, on the reactor's clock.
-pub type ShardVolume = Volume<ShardMedium<Rc<FileMedium>>, ReactorClock>;
+use crate::opened::held::FileVolume;
+use crate::program::on_core;
 
 /// The shards of an open volume, which are closed together.
 pub(crate) struct ShardedVolume {
     path: PathBuf,
-    shards: Vec<CoreLocal<ShardVolume>>,
+    shards: Vec<CoreLocal<FileVolume>>,
     /// Why completed changes may be lost, as long as nobody was told.
     may_be_lost: Cell<Option<WhyLost>>,
 }
 
 impl ShardedVolume {
     /// The shards of a volume in the file at `path`, each on the core that opened it.
-    pub fn new(path: &Path, shards: Vec<CoreLocal<ShardVolume>>, may_be_lost: Option<WhyLost>) -> ShardedVolume {
+    pub fn new(path: &Path, shards: Vec<CoreLocal<FileVolume>>, may_be_lost: Option<WhyLost>) -> ShardedVolume {
         ShardedVolume { path: path.to_owned(), shards, may_be_lost: Cell::new(may_be_lost) }
     }
 
@@ -47,7 +43,7 @@ impl ShardedVolume {
     pub async fn close(&self) -> Result<(), Error> {
         self.each(|volume| async move {
             let closed = volume.close().await;
-            log_maintenance(volume.medium().whole().path(), volume.upkeep());
+            log_maintenance(volume.medium().below().path(), volume.upkeep());
             closed
         })
         .await
@@ -64,7 +60,7 @@ impl ShardedVolume {
     }
 
     /// Does something with each shard, at once, on the core of each.
-    async fn each<F>(&self, work: impl Fn(Rc<ShardVolume>) -> F + Copy + Send + 'static) -> Result<(), Error>
+    async fn each<F>(&self, work: impl Fn(Rc<FileVolume>) -> F + Copy + Send + 'static) -> Result<(), Error>
     where
         F: Future<Output = Result<(), Error>> + 'static,
     {

@@ -13,7 +13,7 @@ use sealblock_block::{Error, ErrorKind, Medium};
 use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
 use sealblock_media_volume::shards::probe_shards;
 use sealblock_media_volume::{
-    Mutation, OpenOptions, Recognised, ResizeOptions, Resized, VolumeInfo, recognise, resize,
+    Mutation, OpenOptions, Recognised, ResizeOptions, Resized, VolumeInfo, VolumeMedium, recognise, resize,
 };
 use sealblock_runtime_ioctl::range_lock::Use;
 use sealblock_units::{BlockSize, Lba};
@@ -27,7 +27,6 @@ use crate::opened::OpenTarget;
 use crate::opened::held::{Access, FileVolume};
 use crate::opened::info::TargetInfo;
 use crate::opened::lost_metadata::warn_of_losses;
-use crate::opened::shards::ShardVolume;
 use crate::path::shards::{open_shard, open_shards};
 use crate::program::ReactorClock;
 use crate::target::TargetName;
@@ -163,7 +162,7 @@ pub(crate) fn open_on<'a>(
 ///
 /// # Errors
 /// Why it does not open.
-pub async fn open_shard_of(path: &Path, lba: Lba) -> Result<Option<(Rc<ShardVolume>, Lba)>, StackError> {
+pub async fn open_shard_of(path: &Path, lba: Lba) -> Result<Option<(Rc<FileVolume>, Lba)>, StackError> {
     let medium = Rc::new(medium_of(path, Access::Write).await?);
     let options = options(&medium, Access::Write);
     open_shard(medium, path, lba, &options).await
@@ -271,7 +270,7 @@ pub(crate) async fn volume_on(
     options: &OpenOptions,
 ) -> Result<OpenVolume, StackError> {
     let file = medium.describe().ok();
-    let opened = sealblock_media_volume::open(medium, ReactorClock, options)
+    let opened = sealblock_media_volume::open(VolumeMedium::whole(medium), ReactorClock, options)
         .await
         .map_err(|error| volume_error("open", &error).on(path.display()))?;
     warn_of_losses(path, &opened.description, options.read_only);
@@ -294,7 +293,9 @@ pub fn resize_volume<'a>(
             return Err(shards_keep_their_size(doing));
         }
         let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
-        resize(medium, ReactorClock, &options).await.map_err(|error| resize_error(doing, &error))
+        resize(&VolumeMedium::whole(Rc::clone(medium)), ReactorClock, &options)
+            .await
+            .map_err(|error| resize_error(doing, &error))
     })
 }
 

@@ -22,15 +22,16 @@ use sealblock_units::{ByteCount, Lba};
 use crate::error::{Cause, StackError};
 use crate::failures::volume_error;
 use crate::opened::OpenTarget;
+use crate::opened::held::FileVolume;
 use crate::opened::info::TargetInfo;
 use crate::opened::lost_metadata::warn_of_losses;
-use crate::opened::shards::{ShardVolume, ShardedVolume};
+use crate::opened::shards::ShardedVolume;
 use crate::program::{ReactorClock, cores, on_core};
 use crate::target::TargetName;
 
 /// A shard that a core has opened.
 struct OpenShard {
-    volume: CoreLocal<ShardVolume>,
+    volume: CoreLocal<FileVolume>,
     description: VolumeInfo,
     may_be_lost: Option<WhyLost>,
     device: ShardDevice,
@@ -171,7 +172,7 @@ pub(crate) async fn open_shard(
     path: &Path,
     lba: Lba,
     options: &OpenOptions,
-) -> Result<Option<(Rc<ShardVolume>, Lba)>, StackError> {
+) -> Result<Option<(Rc<FileVolume>, Lba)>, StackError> {
     let failed = |error: VolumeError| volume_error("open", &error).on(path.display());
     let Some(shards) = Shards::find(&medium, options).await.map_err(failed)? else { return Ok(None) };
     let container = *shards.container();

@@ -2,11 +2,9 @@
 
 use std::path::Path;
 
-use sealblock_block::{Device, Medium};
-use sealblock_media_volume::{CorruptionError, CorruptionKind, Volume};
-use sealblock_stack::{
-    Access, Cause, FileVolume, ReactorClock, StackError, device_error, on_reactor, open_shard_of, open_volume,
-};
+use sealblock_block::Device;
+use sealblock_media_volume::{CorruptionError, CorruptionKind};
+use sealblock_stack::{Access, Cause, FileVolume, StackError, device_error, on_reactor, open_shard_of, open_volume};
 use sealblock_units::Lba;
 
 use crate::cli::Corrupt;
@@ -28,12 +26,7 @@ pub fn run(arguments: &Corrupt) -> Result<Exit, StackError> {
 }
 
 /// Damages the block at this place of an open volume, or of one shard.
-async fn damage_and_close<M: Medium>(
-    volume: &Volume<M, ReactorClock>,
-    path: &Path,
-    place: Lba,
-    arguments: &Corrupt,
-) -> Result<(), StackError> {
+async fn damage_and_close(volume: &FileVolume, path: &Path, place: Lba, arguments: &Corrupt) -> Result<(), StackError> {
     note_lost_answers_of(path, volume.may_be_lost());
     let damaged = damage_at(volume, place, (arguments.lba, arguments.kind)).await;
     let closed = volume.close().await.map_err(|error| device_error("close", &error));
@@ -46,11 +39,7 @@ pub async fn damage(volume: &FileVolume, lba: Lba, kind: CorruptionKind) -> Resu
 }
 
 /// Damages the block at a place, which is block `lba` of the whole volume.
-async fn damage_at<M: Medium>(
-    volume: &Volume<M, ReactorClock>,
-    place: Lba,
-    (lba, kind): (Lba, CorruptionKind),
-) -> Result<(), StackError> {
+async fn damage_at(volume: &FileVolume, place: Lba, (lba, kind): (Lba, CorruptionKind)) -> Result<(), StackError> {
     volume.damage(place, kind).await.map_err(|error| {
         let error = error.at(lba);
         let doing = format!("corrupt block {lba}");

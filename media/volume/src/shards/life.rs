@@ -10,8 +10,8 @@ use crate::life::{self, CreateOptions, OpenVolume, write_zeroes};
 use crate::medium::container_probe::{ContainerProbe, probe_shards};
 use crate::medium::padded;
 use crate::medium::superblocks::{self, COPIES, SuperblockCopy};
+use crate::medium::window::VolumeMedium;
 use crate::options::{OpenOptions, VolumeError};
-use crate::shards::medium::ShardMedium;
 
 /// The minimum memory for map pages of one shard, in bytes.
 const MIN_CACHE_BYTES: usize = 16 << 20;
@@ -54,7 +54,7 @@ pub async fn create_container<M: Medium>(
     write_zeroes(medium, container.windows_end(), TAIL_BYTES).await?;
     let group = Arc::new(SyncGroup::default());
     let created = (0..container.shards()).map(|shard| {
-        let window = ShardMedium::new(medium, container.window(shard), shard, Arc::clone(&group));
+        let window = VolumeMedium::of_shard(medium, container.window(shard), shard, Arc::clone(&group));
         let (uuid, capacity_blocks) = (container.shard_uuid(shard), container.shard_layout().capacity_blocks());
         let options = CreateOptions { uuid, capacity_blocks, ..*options };
         async move { life::create(&window, &options).await }
@@ -96,7 +96,7 @@ impl Shards {
         let options = OpenOptions { identity: None, cache_bytes: cache_bytes.min(options.cache_bytes), ..*options };
         let shards = Shards { probe, group: Arc::default(), options };
         for shard in shards.numbers() {
-            let checked = shards.check(&shards.window(medium, shard)).await;
+            let checked = shards.check(&shards.window(medium, shard), shard).await;
             checked.map_err(|error| VolumeError::of_shard(shard, error))?;
         }
         Ok(Some(shards))
@@ -117,15 +117,15 @@ impl Shards {
         0..self.container().shards()
     }
 
-    fn window<M: Medium>(&self, medium: M, shard: u32) -> ShardMedium<M> {
-        ShardMedium::new(medium, self.container().window(shard), shard, Arc::clone(&self.group))
+    fn window<M: Medium>(&self, medium: M, shard: u32) -> VolumeMedium<M> {
+        VolumeMedium::of_shard(medium, self.container().window(shard), shard, Arc::clone(&self.group))
     }
 
     /// Refuses a window that does not have the shard which belongs there.
-    async fn check<M: Medium>(&self, window: &ShardMedium<M>) -> Result<(), VolumeError> {
+    async fn check<M: Medium>(&self, window: &VolumeMedium<M>, shard: u32) -> Result<(), VolumeError> {
         let found = superblocks::read(window).await?.superblock;
         let container = self.container();
-        let uuid = container.shard_uuid(window.shard());
+        let uuid = container.shard_uuid(shard);
         if found.uuid != uuid {
             return Err(VolumeError::ForeignShard { found: uuid_text(&found.uuid), due: uuid_text(&uuid) });
         }
@@ -142,7 +142,7 @@ impl Shards {
         medium: M,
         clock: C,
         shard: u32,
-    ) -> Result<OpenVolume<ShardMedium<M>, C>, VolumeError> {
+    ) -> Result<OpenVolume<VolumeMedium<M>, C>, VolumeError> {
         let opened = life::open(self.window(medium, shard), clock, &self.options).await;
         opened.map_err(|error| VolumeError::of_shard(shard, error))
     }
@@ -167,7 +167,7 @@ pub struct OpenShards<M, C> {
     /// What they share.
     pub shards: Shards,
     /// The shards in order. The worker of each must run beside it.
-    pub volumes: Vec<OpenVolume<ShardMedium<M>, C>>,
+    pub volumes: Vec<OpenVolume<VolumeMedium<M>, C>>,
 }
 
 /// Opens all shards on this core, where a volume in shards is on the medium; `None` where none is.

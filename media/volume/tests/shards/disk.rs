@@ -13,8 +13,8 @@ use sealblock_block::{
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Tags, Unsealed};
 use sealblock_layers_stripe::ShardLayer;
 use sealblock_media_volume::format::Container;
-use sealblock_media_volume::shards::{OpenShards, ShardMedium, create_shards, open_shards, summarise};
-use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, VolumeError, VolumeInfo};
+use sealblock_media_volume::shards::{OpenShards, create_shards, open_shards, summarise};
+use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, VolumeError, VolumeInfo, VolumeMedium};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockSize, ByteCount, Extent};
 
@@ -167,7 +167,7 @@ pub struct Harness {
     pub device: DynDevice,
     pub container: Container,
     pub info: VolumeInfo,
-    pub volumes: Vec<Rc<Volume<ShardMedium<Disk>, NoClock>>>,
+    pub volumes: Vec<Rc<Volume<VolumeMedium<Disk>, NoClock>>>,
 }
 
 impl Harness {

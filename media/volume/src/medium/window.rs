@@ -1,4 +1,6 @@
-//! A window of a medium, as the medium of one shard.
+//! The medium of a volume: a whole medium, or a window of one that is the medium of a shard.
+//!
+//! One type for both, so that a program contains the code of volumes once.
 
 use std::sync::Arc;
 
@@ -7,53 +9,58 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::format::Window;
 
-/// The window of one shard on a medium, which it shares with other shards.
+/// A whole medium, or the window of one shard on a medium that it shares with other shards.
 ///
-/// Offsets count from the start of the window; those in errors are of the whole medium. After a failure of any shard,
+/// In a window, offsets count from its start; those in errors are of the whole medium. After a failure of any shard,
 /// nothing is written any more. `M` may be a handle of its own on each core, if all of them are of one medium.
-pub struct ShardMedium<M> {
+#[derive(Clone)]
+pub struct VolumeMedium<M> {
     medium: M,
+    /// `None` for the whole medium, whose length may change.
+    part: Option<Part>,
+}
+
+#[derive(Clone)]
+struct Part {
     window: Window,
     shard: u32,
     group: Arc<SyncGroup>,
 }
 
-impl<M: Medium> ShardMedium<M> {
-    /// The window of this shard. `group` is that of all shards of the volume.
-    pub fn new(medium: M, window: Window, shard: u32, group: Arc<SyncGroup>) -> ShardMedium<M> {
-        ShardMedium { medium, window, shard, group }
+impl<M: Medium> VolumeMedium<M> {
+    /// All of a medium.
+    pub fn whole(medium: M) -> VolumeMedium<M> {
+        VolumeMedium { medium, part: None }
+    }
+
+    /// The window of a shard. `group` is that of all shards of the volume.
+    pub(crate) fn of_shard(medium: M, window: Window, shard: u32, group: Arc<SyncGroup>) -> VolumeMedium<M> {
+        VolumeMedium { medium, part: Some(Part { window, shard, group }) }
     }
 
     /// The whole medium.
-    pub fn whole(&self) -> &M {
+    pub fn below(&self) -> &M {
         &self.medium
     }
 
-    /// The number of the shard.
-    pub fn shard(&self) -> u32 {
-        self.shard
-    }
-
-    /// The place of the window on the medium.
-    pub fn window(&self) -> Window {
-        self.window
-    }
-
-    /// The offset on the medium, if the range lies in the window.
+    /// The offset on the medium, if the range lies in the window. A whole medium checks that itself.
+    #[inline]
     fn at(&self, doing: &'static str, offset_bytes: u64, length_bytes: u64) -> Result<u64, MediumError> {
+        let Some(part) = &self.part else { return Ok(offset_bytes) };
         let end = offset_bytes.checked_add(length_bytes);
         if end.is_some_and(|end| end <= self.len_bytes()) {
-            return Ok(self.window.offset + offset_bytes);
+            return Ok(part.window.offset + offset_bytes);
         }
-        let offset_bytes = self.window.offset.saturating_add(offset_bytes);
-        let reason = format!("past the end of shard {}", self.shard);
+        let offset_bytes = part.window.offset.saturating_add(offset_bytes);
+        let reason = format!("past the end of shard {}", part.shard);
         Err(MediumError { kind: MediumErrorKind::PastEnd, doing, offset_bytes, reason })
     }
 
-    /// The same for a change, which is refused after a failure.
+    /// The same for a change, which is refused after a failure of any shard.
+    #[inline]
     fn change_at(&self, doing: &'static str, offset_bytes: u64, length_bytes: u64) -> Result<u64, MediumError> {
         let at = self.at(doing, offset_bytes, length_bytes)?;
-        match self.group.failure() {
+        match self.part.as_ref().and_then(|part| part.group.failure()) {
             None => Ok(at),
             Some(why) => Err(failed(doing, at, why)),
         }
@@ -66,9 +73,10 @@ fn failed(doing: &'static str, offset_bytes: u64, why: &str) -> MediumError {
     MediumError { kind: MediumErrorKind::Failed, doing, offset_bytes, reason: why.to_owned() }
 }
 
-impl<M: Medium> Medium for ShardMedium<M> {
+impl<M: Medium> Medium for VolumeMedium<M> {
     fn len_bytes(&self) -> u64 {
-        self.medium.len_bytes().saturating_sub(self.window.offset).min(self.window.length)
+        let all = self.medium.len_bytes();
+        self.part.as_ref().map_or(all, |Part { window, .. }| all.saturating_sub(window.offset).min(window.length))
     }
 
     fn sector_bytes(&self) -> u32 {
@@ -77,6 +85,10 @@ impl<M: Medium> Medium for ShardMedium<M> {
 
     fn read_unit_bytes(&self) -> u32 {
         self.medium.read_unit_bytes()
+    }
+
+    fn reads_wait(&self) -> bool {
+        self.medium.reads_wait()
     }
 
     fn is_read_only(&self) -> bool {
@@ -127,8 +139,9 @@ impl<M: Medium> Medium for ShardMedium<M> {
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
-        let synced = self.group.sync(|| self.medium.sync()).await;
-        synced.map_err(|why| failed("sync", self.window.offset, &why))
+        let Some(Part { window, group, .. }) = &self.part else { return self.medium.sync().await };
+        let synced = group.sync(|| self.medium.sync()).await;
+        synced.map_err(|why| failed("sync", window.offset, &why))
     }
 
     fn drain(&self) -> impl Future<Output = ()> {
@@ -165,7 +178,17 @@ impl<M: Medium> Medium for ShardMedium<M> {
         self.medium.zero(at, length_bytes).await
     }
 
+    async fn set_len(&self, length_bytes: u64) -> Result<(), MediumError> {
+        if self.part.is_none() {
+            return self.medium.set_len(length_bytes).await;
+        }
+        let (kind, reason) = (MediumErrorKind::Unsupported, "the window of a shard keeps its length".to_owned());
+        Err(MediumError { kind, doing: "set the length", offset_bytes: length_bytes, reason })
+    }
+
     fn give_up(&self, why: &str) {
-        self.group.fail(&format!("shard {} failed, writes of all shards are disabled: {why}", self.shard));
+        if let Some(Part { shard, group, .. }) = &self.part {
+            group.fail(&format!("shard {shard} failed, writes of all shards are disabled: {why}"));
+        }
     }
 }
