@@ -61,15 +61,19 @@ async fn resync_loop<C: Clock>(mirror: &Mirror<C>) {
                 .collect()
         };
         let is_suspect = || !mirror.write_intent.nosync.borrow().is_empty() && !mirror.has_listed_in_sync();
+        // Not only before the next change: a replica that failed may return without what was not flushed, and until the
+        // labels say so it counts as much as the others at the next start.
+        let has_unrecorded = || mirror.write_intent.has_unrecorded_failure() && !mirror.in_sync().is_empty();
         let is_due = || {
-            let has_work = is_suspect() || mirror.write_intent.is_stale_check_due.get();
+            let has_work = is_suspect() || has_unrecorded() || mirror.write_intent.is_stale_check_due.get();
             mirror.is_closing.get() || has_work || !returned().is_empty()
         };
         mirror.work.wait_until(is_due).await;
         if mirror.is_closing.get() {
             return;
         }
-        let mut failed = mirror.reconcile_all().await;
+        let recorded = if has_unrecorded() { mirror.write_labels().await } else { Ok(()) };
+        let mut failed = recorded.and(mirror.reconcile_all().await);
         if failed.is_ok() && mirror.write_intent.is_stale_check_due.take() {
             mirror.recheck_stale().await;
         }
@@ -95,12 +99,6 @@ async fn reattach_loop<C: Clock>(mirror: &Mirror<C>) {
             replicas.iter().filter(|replica| !mirror.is_closing.get() && replica.state.get() != ReplicaState::Removed)
         {
             mirror.detach_lost(replica);
-            if replica.has_lost_blocks.get() && mirror.write_intent.has_unrecorded_failure() {
-                // Nothing need change before the next start, which finds a device that does not know what it lost.
-                if let Err(error) = mirror.record_failures().await {
-                    tracing::debug!(%error, "cannot record the loss of blocks of a replica; retrying");
-                }
-            }
             if replica.is_online() && replica.state.get() == ReplicaState::OutOfSync {
                 mirror.start_resync(replica);
             }

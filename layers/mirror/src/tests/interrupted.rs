@@ -62,9 +62,12 @@ fn a_change_that_is_lost_before_it_completes_fails() {
         let mut change = Box::pin(mirror.execute(write_of(&mirror, extent(0, 1), 2)));
         assert!(change.as_mut().now_or_never().is_none());
         if comes_back {
-            a.is_offline.set(true);
-            assert!(read(&mirror, extent(5, 1)).is_err());
-            a.is_offline.set(false);
+            assert!(
+                mirror.read(extent(5, 1), &Expectations::NONE).now_or_never().is_none(),
+                "a read waits for it, too"
+            );
+            let replica = mirror.replicas.borrow()[0].clone();
+            mirror.fail_replica(&replica, "gone");
             write(&*a.memory, extent(0, 1), 1).unwrap();
             reattach(&mirror, &a).unwrap();
         }

@@ -100,6 +100,32 @@ fn monitored(mirror: &TestMirror, number: usize) -> Rc<Cell<bool>> {
     has_lost
 }
 
+/// It may return without what was not flushed. If the labels still called it in sync, the next start could take its
+/// content for the right one.
+#[test]
+fn a_failure_is_recorded_before_anything_is_read_if_the_replica_may_lack_it() {
+    for is_flushed in [false, true] {
+        let (a, b, mirror) = pair(None);
+        write(&mirror, extent(0, 8), 1).unwrap();
+        run(&mirror, Request::flush()).unwrap();
+        if !is_flushed {
+            write(&mirror, extent(0, 8), 2).unwrap();
+        }
+        let replica = Rc::clone(&mirror.replicas.borrow()[1]);
+        mirror.fail_replica(&replica, "gone");
+        let labels = a.label_writes.get();
+        let seed = if is_flushed { 1 } else { 2 };
+        assert_reads(&mirror, extent(0, 8), seed);
+        assert_eq!(a.label_writes.get() > labels, !is_flushed);
+        // Killed, and what was not flushed is lost on the replica that failed.
+        drop(mirror);
+        run(&*b.memory, write_of(&*b.memory, extent(0, 8), 1)).unwrap();
+        for replicas in [[&b, &a], [&a, &b]] {
+            assert_reads(&opened(&replicas), extent(0, 8), seed);
+        }
+    }
+}
+
 /// A device that lost blocks reads as something else there, and knows nothing of it once it is opened again.
 #[test]
 fn a_replica_that_lost_blocks_lacks_everything_whatever_fails_first_and_after_a_restart() {
