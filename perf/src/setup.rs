@@ -9,7 +9,9 @@ use sealblock_block::{DynDevice, Gate, Medium};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_file::{FileMedium, Options, RawDevice};
 use sealblock_media_memory::MemoryMedium;
-use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open, probe};
+use sealblock_media_volume::format::{Container, Layout};
+use sealblock_media_volume::shards::create_shards;
+use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, open, probe};
 use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, pool, spawn};
 use sealblock_units::BlockSize;
 
@@ -141,6 +143,18 @@ pub async fn sparse_volume(path: &Path, blocks: u64, guard: Protection) -> anyho
     let medium = AnyMedium::File(medium);
     create(&medium, &shape(blocks, guard)).await?;
     Ok(medium.sync().await?)
+}
+
+/// A new volume in shards, in a new file whose space is reserved.
+pub async fn new_shards(path: &Path, blocks: u64, guard: Protection, shards: u32) -> anyhow::Result<()> {
+    let sector_bytes = new_file(path, 1 << 20, Prepared::Reserved).await?.sector_bytes();
+    std::fs::remove_file(path)?;
+    let shape = shape(blocks, guard);
+    let profile = (shape.block_size, sector_bytes);
+    let container = Container::new(shape.uuid, profile, blocks, shape.protection, (shards, 0))?;
+    let medium = new_file(path, container.medium_bytes(), Prepared::Reserved).await?;
+    create_shards(&AnyMedium::File(medium), &shape, shards).await?;
+    reserve(path, container.medium_bytes())
 }
 
 /// A volume in memory with every block written, whose worker runs until its core is dropped.

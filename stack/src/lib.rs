@@ -54,11 +54,12 @@ pub use open::{
 pub use opened::closing::CloseLimit;
 pub use opened::connections::{LostRemote, RemoteConnection};
 pub use opened::damage_view::{DamageView, is_lost_list, lost_lists_text};
-pub use opened::held::{Access, FileVolume, Usage, lost_answers_of};
+pub use opened::held::{Access, Usage, lost_answers_of};
 pub use opened::info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
 pub use opened::lost_metadata::LostMetadata;
 pub use opened::own_label::OwnLabel;
 pub use opened::same_remote::RemoteDevices;
+pub use opened::shards::FileVolume;
 pub use opened::target_identity::{Sameness, TargetIdentity, TargetLabel, member_of};
 pub use opened::{Closer, MemberNames, OpenTarget, data_of};
 pub use path::files::{

@@ -25,11 +25,11 @@ use crate::failures::device_error;
 use crate::opened::closing::CloseLimit;
 use crate::opened::damage_view::DamageView;
 use crate::opened::held::{
-    Access, CloseHandle, FileVolume, Usage, close_all, forget_lost, lost_answers, received_bytes, save_damage,
+    Access, CloseHandle, Usage, close_all, forget_lost, lost_answers, received_bytes, save_damage,
 };
 use crate::opened::info::{DriveInfo, TargetInfo};
 use crate::opened::recorded::Recorded;
-use crate::opened::shards::ShardedVolume;
+use crate::opened::shards::{FileVolume, ShardedVolume};
 use crate::range::{BlockRange, BlockSpan};
 use crate::target::TargetName;
 

@@ -5,9 +5,14 @@
 //! Cores are compared and counted under one lock, so that two connections that begin at once are not both sent to the
 //! core that had the fewest.
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use sealblock_runtime_reactor::{CoreAddress, CoreHandle};
+use sealblock_runtime_reactor::{CoreAddress, CoreHandle, pool, shutdown_requested, spawn, timeout};
+
+/// How long a core looks, after a connection has ended, which of its spare memory the others need.
+const WATCH_SPARE: Duration = Duration::from_secs(2);
 
 /// The cores of a server.
 pub(crate) struct ServingCores {
@@ -97,7 +102,32 @@ impl CorePlace {
 impl Drop for CorePlace {
     fn drop(&mut self) {
         self.exclude();
+        // A core that has stopped has no memory left to give back.
+        let _ = self.address().send(give_back_memory);
     }
+}
+
+thread_local! {
+    /// Connections of this core that ended and whose memory has not been looked at since.
+    static ENDED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Gives back what no connection of this core needs any more, some time after the last ones ended.
+fn give_back_memory() {
+    if ENDED.replace(ENDED.get() + 1) > 0 {
+        return;
+    }
+    drop(spawn(async {
+        loop {
+            let seen = ENDED.get();
+            pool().watch_spare();
+            let is_stopping = timeout(WATCH_SPARE, shutdown_requested()).await.is_ok();
+            pool().give_back_unneeded();
+            if is_stopping || ENDED.get() == seen {
+                break ENDED.set(0);
+            }
+        }
+    }));
 }
 
 /// All cores, from another one on each turn.
@@ -125,7 +155,33 @@ fn better(loads: &[usize], own: usize, homes: &[usize], turn: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
+    use sealblock_runtime_reactor::{Config, Cores, Placement, sleep};
+
     use super::*;
+
+    #[test]
+    fn after_the_end_of_a_connection_its_core_gives_back_memory_that_others_do_not_need() {
+        let config = Config { pool_arena_bytes: 0, ..Config::default() };
+        let own = Cores::start(Placement::Count(1), config).unwrap();
+        let core = own.handle(0).unwrap();
+        let (address, (send, spare)) = (core.address(), mpsc::channel());
+        let work = move || {
+            drop((pool().take(1 << 20), pool().take(1 << 20)));
+            let before = pool().counters().spare_bytes;
+            drop(CorePlace::choose(&Arc::new(ServingCores::new([core])), 0));
+            let after = async move {
+                while pool().counters().spare_bytes > 0 {
+                    sleep(WATCH_SPARE / 10).await;
+                }
+                send.send(before).unwrap();
+            };
+            drop(spawn(after));
+        };
+        address.send(work).unwrap();
+        assert_eq!(spare.recv_timeout(Duration::from_secs(60)).unwrap(), 2 << 20);
+    }
 
     #[test]
     fn a_connection_goes_where_its_device_is_and_stays_if_that_is_as_good() {

@@ -241,16 +241,19 @@ pub enum DeviceKind {
     File,
     /// A volume in a file, with CRC-32C.
     Volume,
+    /// The same in shards, each on a core in turn.
+    Shards,
     /// A volume in memory, with CRC-32C.
     MemoryVolume,
 }
 
 impl DeviceKind {
-    const ALL: [(DeviceKind, &str); 5] = [
+    const ALL: [(DeviceKind, &str); 6] = [
         (DeviceKind::Null, "null"),
         (DeviceKind::Memory, "memory"),
         (DeviceKind::File, "file"),
         (DeviceKind::Volume, "volume"),
+        (DeviceKind::Shards, "shards"),
         (DeviceKind::MemoryVolume, "memory-volume"),
     ];
 
@@ -266,14 +269,14 @@ impl DeviceKind {
             DeviceKind::Null => Some(7.0),
             DeviceKind::Memory => Some(6.6),
             DeviceKind::File => None,
-            DeviceKind::Volume | DeviceKind::MemoryVolume => Some(4.0),
+            DeviceKind::Volume | DeviceKind::Shards | DeviceKind::MemoryVolume => Some(4.0),
         }
     }
 
     /// True for a device that is meant to be open on every core, so that no request to its blocks crosses. Of a file this
     /// depends on its file system.
     pub fn is_on_every_core(self) -> bool {
-        !matches!(self, DeviceKind::File | DeviceKind::Volume | DeviceKind::MemoryVolume)
+        matches!(self, DeviceKind::Null | DeviceKind::Memory)
     }
 }
 
@@ -304,9 +307,13 @@ pub struct ScaleOptions {
     /// Namespaces, each a device of its own.
     #[arg(long, default_value = "1")]
     pub namespaces: NonZeroUsize,
-    /// The devices: null, memory, file, volume, memory-volume.
+    /// The devices: null, memory, file, volume, shards (a volume in shards; requests between its shards' cores are not
+    /// counted as crossings), memory-volume.
     #[arg(long, value_delimiter = ',', default_value = "null,memory,file,volume")]
     pub devices: Vec<DeviceKind>,
+    /// Shards of a volume in shards.
+    #[arg(long, default_value_t = 4)]
+    pub shards: u32,
     /// Bytes of all namespaces together.
     #[arg(long, default_value = "256MiB")]
     pub size: ByteCount,

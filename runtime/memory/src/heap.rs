@@ -5,7 +5,8 @@
 //!
 //! Shape: the system maps new pages for every large allocation and unmaps them when it is freed, and zeroing and
 //! mapping them costs more than most requests. Spare blocks of unused lengths are freed one by one, with each lookup
-//! that finds no block of its length.
+//! that finds no block of its length. Those that nobody needed for a while are freed when the owner of the pool asks
+//! for it.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -55,6 +56,8 @@ const MIN_BYTES: usize = 8 * UNIT_BYTES;
 pub(crate) struct SpareBlocks {
     blocks: [Vec<HeapBlock>; ORDERS],
     spare_bytes: usize,
+    /// The fewest that were spare since [`SpareBlocks::watch`].
+    unneeded_bytes: usize,
 }
 
 impl SpareBlocks {
@@ -64,11 +67,33 @@ impl SpareBlocks {
         let found = self.blocks[order as usize].pop();
         if let Some(block) = found {
             self.spare_bytes -= block.len_bytes();
+            self.unneeded_bytes = self.unneeded_bytes.min(self.spare_bytes);
             return Ok(block);
         }
         let unused = self.blocks.iter_mut().rev().find_map(Vec::pop);
         self.spare_bytes -= unused.as_ref().map_or(0, HeapBlock::len_bytes);
+        self.unneeded_bytes = self.unneeded_bytes.min(self.spare_bytes);
         Err(unused)
+    }
+
+    /// Begins to find out how much is spare all the time.
+    pub(crate) fn watch(&mut self) {
+        self.unneeded_bytes = self.spare_bytes;
+    }
+
+    /// Takes what was spare all the time since [`SpareBlocks::watch`], long blocks first, for the caller to free.
+    pub(crate) fn take_unneeded(&mut self) -> Vec<HeapBlock> {
+        let mut unneeded = Vec::new();
+        let mut left_bytes = self.unneeded_bytes;
+        for blocks in self.blocks.iter_mut().rev() {
+            while let Some(block) = blocks.pop_if(|block| block.len_bytes() <= left_bytes) {
+                left_bytes -= block.len_bytes();
+                self.spare_bytes -= block.len_bytes();
+                unneeded.push(block);
+            }
+        }
+        self.unneeded_bytes = 0;
+        unneeded
     }
 
     /// Keeps a block, or returns it if there is no room.
@@ -87,5 +112,14 @@ impl SpareBlocks {
     /// The number of bytes kept now.
     pub(crate) fn spare_bytes(&self) -> usize {
         self.spare_bytes
+    }
+}
+
+/// Has the allocator return its free pages to the system: it keeps blocks of these lengths for itself otherwise.
+pub(crate) fn return_free_pages() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: `malloc_trim` takes no pointer and frees nothing that is allocated.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::arena::Arena;
 use crate::buffer::Buffer;
 use crate::classes::{UNIT_BYTES, bytes_of, order_for};
+use crate::heap::return_free_pages;
 use crate::owner::{Heap, Owner};
 use crate::pool_shared::{Counters, OverLimit, PoolShared};
 
@@ -88,6 +89,23 @@ impl Pool {
     /// The counters so far.
     pub fn counters(&self) -> Counters {
         self.0.0.counters()
+    }
+
+    /// Begins to find out how many of the spare blocks on the heap are needed.
+    pub fn watch_spare(&self) {
+        self.0.0.spare().watch();
+    }
+
+    /// Gives the spare blocks that were not needed since [`Pool::watch_spare`] back to the system; returns their bytes.
+    /// That may take milliseconds.
+    pub fn give_back_unneeded(&self) -> usize {
+        let unneeded = self.0.0.spare().take_unneeded();
+        let bytes = unneeded.iter().map(|block| block.len_bytes()).sum();
+        if bytes > 0 {
+            drop(unneeded);
+            return_free_pages();
+        }
+        bytes
     }
 
     /// The limit, in bytes, that [`Pool::try_take`] enforces.

@@ -55,6 +55,22 @@ fn heap_memory_is_kept_for_the_next_request_of_its_length() {
 }
 
 #[test]
+fn what_nobody_needed_for_a_while_is_given_back_and_the_rest_is_kept() {
+    let pool = Pool::new(0, usize::MAX);
+    drop((0..4).map(|_| pool.take(65536)).collect::<Vec<Buffer>>());
+    pool.watch_spare();
+    drop((pool.take(65536), pool.take(65536), pool.take(65536)));
+    assert_eq!(pool.give_back_unneeded(), 65536);
+    assert_eq!(pool.counters().spare_bytes, 3 * 65536);
+    assert_eq!(pool.give_back_unneeded(), 0, "nobody watched since");
+    pool.watch_spare();
+    let used = pool.take(65536);
+    assert_eq!(pool.give_back_unneeded(), 2 * 65536);
+    drop(used);
+    assert_eq!(pool.counters().spare_bytes, 65536, "what came back later is not old");
+}
+
+#[test]
 fn heap_memory_is_kept_up_to_a_bound_and_makes_room_for_other_lengths() {
     let pool = Pool::new(0, usize::MAX);
     let (many, kept) = if cfg!(miri) { (2, 2) } else { (66, 64) };

@@ -5,21 +5,13 @@ use std::rc::Rc;
 
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Error, ErrorKind};
-use sealblock_media_file::FileMedium;
 use sealblock_media_nbd::NbdDevice;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
-use sealblock_media_volume::{Volume, VolumeMedium, WhyLost};
+use sealblock_media_volume::WhyLost;
 
 use crate::opened::closing::CloseLimit;
 use crate::opened::recorded::KeepDamage;
-use crate::opened::shards::{ShardedVolume, log_maintenance};
-use crate::program::ReactorClock;
-
-/// The file that a volume lies in, or the window of a shard in it.
-pub type VolumeFile = VolumeMedium<Rc<FileMedium>>;
-
-/// A volume in a file, or a shard of one, on the reactor's clock. The file and its lock may outlive the volume.
-pub type FileVolume = Volume<VolumeFile, ReactorClock>;
+use crate::opened::shards::{FileVolume, ShardedVolume, log_maintenance};
 
 /// How a command accesses a target. A target that may lack the last writes is opened only if the command accepts that, which is then
 /// reported.

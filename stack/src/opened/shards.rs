@@ -1,4 +1,5 @@
-//! The shards of an open volume, each on the core that opened it, and what is done with all of them.
+//! Volumes in files: their type, and the shards of an open volume, each on the core that opened it, with what is done
+//! with all of them.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -6,11 +7,17 @@ use std::rc::Rc;
 
 use futures_util::future::join_all;
 use sealblock_block::{Error, ErrorKind};
-use sealblock_media_volume::{IdleWorkCounts, WhyLost};
+use sealblock_media_file::FileMedium;
+use sealblock_media_volume::{IdleWorkCounts, Volume, VolumeMedium, WhyLost};
 use sealblock_runtime_reactor::CoreLocal;
 
-use crate::opened::held::FileVolume;
-use crate::program::on_core;
+use crate::program::{ReactorClock, on_core};
+
+/// The file that a volume lies in, or the window of a shard in it.
+type VolumeFile = VolumeMedium<Rc<FileMedium>>;
+
+/// A volume in a file, or a shard of one, on the reactor's clock. The file and its lock may outlive the volume.
+pub type FileVolume = Volume<VolumeFile, ReactorClock>;
 
 /// The shards of an open volume, which are closed together.
 pub(crate) struct ShardedVolume {

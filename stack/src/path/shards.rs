@@ -22,10 +22,10 @@ use sealblock_units::{ByteCount, Lba};
 use crate::error::{Cause, StackError};
 use crate::failures::volume_error;
 use crate::opened::OpenTarget;
-use crate::opened::held::FileVolume;
 use crate::opened::info::TargetInfo;
 use crate::opened::lost_metadata::warn_of_losses;
-use crate::opened::shards::ShardedVolume;
+use crate::opened::shards::{FileVolume, ShardedVolume};
+
 use crate::program::{ReactorClock, cores, on_core};
 use crate::target::TargetName;
 

@@ -12,7 +12,7 @@ use sealblock_exports_nvme_tcp::{Namespace, Subsystem};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreHandle, CoreLocal, now};
 use sealblock_stack::target::TargetName;
-use sealblock_stack::{Access, CloseLimit, Closer, Usage, open_for};
+use sealblock_stack::{Access, CloseLimit, Closer, Usage, open_for, set_cores};
 use sealblock_units::{BlockSize, ByteCount};
 
 use super::super::options::{DeviceKind, ScaleOptions};
@@ -44,7 +44,12 @@ impl Target {
         let (mut devices, blocks) = (Vec::new(), options.blocks());
         for (index, home) in (0..options.namespaces.get()).zip(cores.iter().cycle()) {
             let (dir, name) = (options.dir.clone(), format!("scale {} {}", cores.len(), index));
-            let opened = home.call(move || publish(kind, blocks, dir, name)).await;
+            let (kind, addresses) = ((kind, options.shards), cores.iter().map(CoreHandle::address).collect());
+            let opened = home.call(move || {
+                set_cores(addresses);
+                publish(kind, blocks, dir, name)
+            });
+            let opened = opened.await;
             let (shared, closer, file) = opened.context("the target's core is gone")??;
             devices.push(Published { shared, home: home.clone(), closer, _file: file });
         }
@@ -104,12 +109,12 @@ pub fn nsid(index: usize) -> u32 {
 
 /// Opens a device on this core, which becomes its home, with every block written.
 async fn publish(
-    kind: DeviceKind,
+    (kind, shards): (DeviceKind, u32),
     blocks: u64,
     dir: PathBuf,
     name: String,
 ) -> anyhow::Result<(SharedDevice, Option<CoreLocal<Closer>>, Option<Scratch>)> {
-    let (target, file) = named(kind, blocks, &dir, &name).await?;
+    let (target, file) = named((kind, shards), blocks, &dir, &name).await?;
     let (device, closer) = match target {
         None => (setup::memory_volume(blocks, Protection::CRC32C).await?, None),
         // In place: a volume that moves blocks while it is idle would do so in the turns of others.
@@ -118,8 +123,8 @@ async fn publish(
             (device, Some(CoreLocal::new(Rc::new(closer))))
         }
     };
-    if kind == DeviceKind::Memory {
-        // Reading memory that was never written costs nothing.
+    if matches!(kind, DeviceKind::Memory | DeviceKind::Shards) {
+        // Reading blocks that were never written costs nothing.
         load::drive(DynDevice::clone(&device), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
     }
     Ok((SharedDevice::publish(device), closer, file))
@@ -127,7 +132,7 @@ async fn publish(
 
 /// What is opened, and its file; the target is `None` for a volume in memory, which has no name.
 async fn named(
-    kind: DeviceKind,
+    (kind, shards): (DeviceKind, u32),
     blocks: u64,
     dir: &Path,
     name: &str,
@@ -142,6 +147,11 @@ async fn named(
         }
         DeviceKind::Volume => {
             let (file, _) = setup::filled_volume(dir, name, blocks, Protection::CRC32C, Prepared::Written).await?;
+            (Some(TargetName::File(file.0.clone())), Some(file))
+        }
+        DeviceKind::Shards => {
+            let file = setup::new_path(dir, name)?;
+            setup::new_shards(&file.0, blocks, Protection::CRC32C, shards).await?;
             (Some(TargetName::File(file.0.clone())), Some(file))
         }
         DeviceKind::MemoryVolume => (None, None),
