@@ -63,7 +63,7 @@ async fn resync_loop<C: Clock>(mirror: &Mirror<C>) {
         let is_suspect = || !mirror.write_intent.nosync.borrow().is_empty() && !mirror.has_listed_in_sync();
         // Not only before the next change: a replica that failed may return without what was not flushed, and until the
         // labels say so it counts as much as the others at the next start.
-        let has_unrecorded = || mirror.write_intent.has_unrecorded_failure() && !mirror.in_sync().is_empty();
+        let has_unrecorded = || mirror.write_intent.has_new_failure() && !mirror.in_sync().is_empty();
         let is_due = || {
             let has_work = is_suspect() || has_unrecorded() || mirror.write_intent.is_stale_check_due.get();
             mirror.is_closing.get() || has_work || !returned().is_empty()

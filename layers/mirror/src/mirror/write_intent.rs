@@ -278,6 +278,12 @@ impl WriteIntent {
     pub fn has_unrecorded_failure(&self) -> bool {
         self.durable_seq.get() < self.failure_seq.get()
     }
+
+    /// True if the last failure of a replica is unrecorded, and nobody tried to record it since. Where that fails,
+    /// reads go on, and the next change tries again: the last replica is detached if it does not take its label.
+    pub fn has_new_failure(&self) -> bool {
+        self.has_unrecorded_failure() && self.attempted_seq.get() < self.failure_seq.get()
+    }
 }
 
 /// What the pages of the replicas hold.

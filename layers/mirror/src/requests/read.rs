@@ -25,7 +25,7 @@ impl<C: Clock> Mirror<C> {
         // another.
         self.range_lock.wait_unlocked(extent.into()).await;
         self.reconcile_for_read(extent).await?;
-        if self.write_intent.has_unrecorded_failure() {
+        if self.write_intent.has_new_failure() {
             // What is read now must be what is read after the next start, too. Where no label can be written, reads go
             // on: it is all there is.
             let _ = self.write_labels().await;
@@ -80,7 +80,7 @@ impl<C: Clock> Mirror<C> {
         if self.range_lock.is_locked(extent.into()) || self.is_nosync(extent) || !self.conflicts.borrow().is_empty() {
             return None;
         }
-        if is_strict(&request.expectations()) || self.write_intent.has_unrecorded_failure() {
+        if is_strict(&request.expectations()) || self.write_intent.has_new_failure() {
             return None;
         }
         // A read that meets bad blocks starts over, and repairs them.

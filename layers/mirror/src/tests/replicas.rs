@@ -399,6 +399,30 @@ fn a_full_replica_becomes_out_of_sync_and_two_full_replicas_only_fail() {
 }
 
 #[test]
+fn reads_of_the_last_replica_do_not_try_again_and_again_to_write_its_label() {
+    let (mut a, b) = (TestReplica::new("a", None), TestReplica::new("b", None));
+    a.labels_fail = true;
+    let mirror = opened(&[&a, &b]);
+    write(&mirror, extent(0, BLOCKS), 1).unwrap();
+    run(&mirror, Request::flush()).unwrap();
+    mirror.clear_clean_regions().now_or_never().unwrap().unwrap();
+    write(&mirror, extent(0, 1), 1).unwrap();
+    let replica = Rc::clone(&mirror.replicas.borrow()[1]);
+    mirror.fail_replica(&replica, "gone");
+    a.labels_left.set(Some(0));
+    assert!(read(&mirror, extent(1000, 8)).is_err(), "it is detached, as after any failure");
+    reattach(&mirror, &a).unwrap();
+    for _ in 0..3 {
+        assert_reads(&mirror, extent(1000, 8), 1);
+    }
+    assert!(write(&mirror, extent(1000, 1), 2).is_err());
+    a.labels_left.set(None);
+    reattach(&mirror, &a).unwrap();
+    write(&mirror, extent(1000, 1), 2).unwrap();
+    assert_reads(&mirror, extent(1000, 1), 2);
+}
+
+#[test]
 fn without_room_to_record_a_failed_replica_changes_fail() {
     let (mut a, b) = (TestReplica::new("a", None), TestReplica::new("b", None));
     a.has_no_label_room = true;
