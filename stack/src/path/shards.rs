@@ -25,7 +25,6 @@ use crate::opened::OpenTarget;
 use crate::opened::info::TargetInfo;
 use crate::opened::lost_metadata::warn_of_losses;
 use crate::opened::shards::{FileVolume, ShardedVolume};
-
 use crate::program::{ReactorClock, cores, on_core};
 use crate::target::TargetName;
 
