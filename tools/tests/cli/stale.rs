@@ -237,15 +237,24 @@ fn paths_to_two_copies_of_a_volume_are_not_one_device() {
 }
 
 #[test]
-fn a_volume_whose_file_was_cut_off_under_its_server_opens_again_once_it_is_written() {
+fn a_volume_whose_file_was_cut_off_under_its_server_takes_no_writes_there_until_it_is_opened_with_its_length() {
     let place = Place::with_runtime("syscalls");
     place.volume("--size 1MiB", &noise(1, 256 * BLOCK));
+    let length = place.len("v");
     let server = Server::start(&place, "v");
     place.set_len("v", 1 << 19);
-    let later = noise(2, 256 * BLOCK);
-    place.write("later", &later);
-    place.run(&format!("copy later {}", server.target("v"))).succeeds();
+    place.write("later", &noise(2, 256 * BLOCK));
+    let status = format!("status {}", server.pid());
+    let start = std::time::Instant::now();
+    while place.run(&status).status != 1 {
+        assert!(start.elapsed() < std::time::Duration::from_secs(60), "nobody notices it");
+    }
+    place.set_len("v", length);
+    place.run(&format!("copy later {}", server.target("v"))).ends_with(3);
     drop(server.stop());
-    place.run("verify v").succeeds();
+    // What is lost is told, and what is written from now on is there.
+    place.run("verify v").ends_with(1);
+    place.run("copy later v").succeeds();
+    place.run("verify v --repair").succeeds();
     place.run("compare v later").succeeds();
 }

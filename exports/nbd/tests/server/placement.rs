@@ -137,7 +137,11 @@ fn clients_that_end_or_violate_the_protocol_leave_nothing_behind() {
     }
     served.wait_for_connections(1);
     wait_for(&served.server, [0, 1]);
-    assert_eq!(served.server.clients().len(), 1);
+    // Its entry goes a moment after the connection is not counted any more.
+    let start = std::time::Instant::now();
+    while served.server.clients().len() != 1 {
+        assert!(start.elapsed() < LATE, "{:?}", served.server.clients().len());
+    }
     alive.write(0, &pattern(BLOCK, 1));
     // More than is kept for another core: the connection stays, and is served.
     let mut long = Client::connect(served.address, false);

@@ -57,7 +57,7 @@ fn a_mirror_that_does_not_distinguish_histories_is_detected() {
 
 #[test]
 fn a_removed_replica_without_a_removed_label_is_detected() {
-    assert_caught(Mutation::SkipRemovedLabel, Workload::Mixed, 60);
+    assert_caught(Mutation::SkipRemovedLabel, Workload::Mixed, 400);
 }
 
 #[test]
