@@ -247,6 +247,54 @@ pub trait Medium {
     }
 }
 
+/// Passes on to the medium below what a medium on it does not change: the properties of [`Medium`], its buffers, and
+/// waiting for its operations. `medium_properties!(self => &self.below);` in an `impl Medium`. A new property belongs
+/// here: with its default, a medium that forgets it hides what is below.
+#[macro_export]
+macro_rules! medium_properties {
+    ($self:ident => $below:expr) => {
+        fn sector_bytes(&$self) -> u32 {
+            $crate::Medium::sector_bytes($below)
+        }
+
+        fn read_unit_bytes(&$self) -> u32 {
+            $crate::Medium::read_unit_bytes($below)
+        }
+
+        fn reads_wait(&$self) -> bool {
+            $crate::Medium::reads_wait($below)
+        }
+
+        fn is_read_only(&$self) -> bool {
+            $crate::Medium::is_read_only($below)
+        }
+
+        fn can_punch(&$self) -> bool {
+            $crate::Medium::can_punch($below)
+        }
+
+        fn can_discard(&$self) -> bool {
+            $crate::Medium::can_discard($below)
+        }
+
+        fn buffer(&$self, len_bytes: usize) -> ::sealblock_runtime_memory::Buffer {
+            $crate::Medium::buffer($below, len_bytes)
+        }
+
+        fn note_keeping(&$self) -> $crate::NoteKeeping {
+            $crate::Medium::note_keeping($below)
+        }
+
+        fn submitted(&$self) -> impl ::core::future::Future<Output = ()> {
+            $crate::Medium::submitted($below)
+        }
+
+        fn drain(&$self) -> impl ::core::future::Future<Output = ()> {
+            $crate::Medium::drain($below)
+        }
+    };
+}
+
 /// Implements `Medium` for a pointer, so that a medium can outlive the devices that are opened on it.
 macro_rules! medium_behind {
     ($($pointer:ty),*) => {$(
@@ -255,29 +303,7 @@ macro_rules! medium_behind {
                 (**self).len_bytes()
             }
 
-            fn sector_bytes(&self) -> u32 {
-                (**self).sector_bytes()
-            }
-
-            fn read_unit_bytes(&self) -> u32 {
-                (**self).read_unit_bytes()
-            }
-
-            fn reads_wait(&self) -> bool {
-                (**self).reads_wait()
-            }
-
-            fn is_read_only(&self) -> bool {
-                (**self).is_read_only()
-            }
-
-            fn can_punch(&self) -> bool {
-                (**self).can_punch()
-            }
-
-            fn buffer(&self, len_bytes: usize) -> Buffer {
-                (**self).buffer(len_bytes)
-            }
+            medium_properties!(self => &**self);
 
             fn read(&self, offset_bytes: u64, into: Buffer) -> impl Future<Output = (Result<(), MediumError>, Buffer)> {
                 (**self).read(offset_bytes, into)
@@ -287,28 +313,12 @@ macro_rules! medium_behind {
                 (**self).write(offset_bytes, from)
             }
 
-            fn note_keeping(&self) -> NoteKeeping {
-                (**self).note_keeping()
-            }
-
             fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
                 (**self).note(offset_bytes, bytes)
             }
 
-            fn submitted(&self) -> impl Future<Output = ()> {
-                (**self).submitted()
-            }
-
             fn sync(&self) -> impl Future<Output = Result<(), MediumError>> {
                 (**self).sync()
-            }
-
-            fn drain(&self) -> impl Future<Output = ()> {
-                (**self).drain()
-            }
-
-            fn can_discard(&self) -> bool {
-                (**self).can_discard()
             }
 
             fn discard(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {

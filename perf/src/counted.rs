@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
 
-use sealblock_block::{Medium, MediumError, NoteKeeping};
+use sealblock_block::{Medium, MediumError};
 use sealblock_media_volume::format::Layout;
 use sealblock_runtime_memory::{Buffer, Slice};
 
@@ -105,29 +105,7 @@ impl Medium for Counted {
         self.medium.len_bytes()
     }
 
-    fn sector_bytes(&self) -> u32 {
-        self.medium.sector_bytes()
-    }
-
-    fn read_unit_bytes(&self) -> u32 {
-        self.medium.read_unit_bytes()
-    }
-
-    fn reads_wait(&self) -> bool {
-        self.medium.reads_wait()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.medium.is_read_only()
-    }
-
-    fn can_punch(&self) -> bool {
-        self.medium.can_punch()
-    }
-
-    fn buffer(&self, len_bytes: usize) -> Buffer {
-        self.medium.buffer(len_bytes)
-    }
+    sealblock_block::medium_properties!(self => &self.medium);
 
     async fn read(&self, offset_bytes: u64, into: Buffer) -> (Result<(), MediumError>, Buffer) {
         let read = &self.counts.0.read_bytes;
@@ -152,16 +130,8 @@ impl Medium for Counted {
         result
     }
 
-    fn note_keeping(&self) -> NoteKeeping {
-        self.medium.note_keeping()
-    }
-
     fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
         self.medium.note(offset_bytes, bytes)
-    }
-
-    fn submitted(&self) -> impl Future<Output = ()> {
-        self.medium.submitted()
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
@@ -174,16 +144,8 @@ impl Medium for Counted {
         result
     }
 
-    async fn drain(&self) {
-        self.medium.drain().await;
-    }
-
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.medium.punch(offset_bytes, length_bytes).await
-    }
-
-    fn can_discard(&self) -> bool {
-        self.medium.can_discard()
     }
 
     async fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {

@@ -120,12 +120,16 @@ fn reserve(path: &Path, bytes: u64) -> anyhow::Result<()> {
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).context("reserving space")
 }
 
-/// A new volume in a new file, whose space is reserved or written, including physical blocks that are never used.
-pub async fn new_volume(path: &Path, blocks: u64, guard: Protection, prepared: Prepared) -> anyhow::Result<Layout> {
-    // The sector size is known only once a file is open, and the length depends on it.
+/// The sector size of a file at this path, on which the length of a volume depends. It is known only of an open file.
+async fn sector_bytes_at(path: &Path) -> anyhow::Result<u32> {
     let sector_bytes = new_file(path, 1 << 20, Prepared::Reserved).await?.sector_bytes();
     std::fs::remove_file(path)?;
-    let layout = Layout::new(BlockSize::B4096, sector_bytes, blocks)?;
+    Ok(sector_bytes)
+}
+
+/// A new volume in a new file, whose space is reserved or written, including physical blocks that are never used.
+pub async fn new_volume(path: &Path, blocks: u64, guard: Protection, prepared: Prepared) -> anyhow::Result<Layout> {
+    let layout = Layout::new(BlockSize::B4096, sector_bytes_at(path).await?, blocks)?;
     let medium = AnyMedium::File(new_file(path, layout.medium_bytes(), prepared).await?);
     let shape = shape(blocks, guard);
     create(&medium, &shape).await?;
@@ -147,10 +151,8 @@ pub async fn sparse_volume(path: &Path, blocks: u64, guard: Protection) -> anyho
 
 /// A new volume in shards, in a new file whose space is reserved.
 pub async fn new_shards(path: &Path, blocks: u64, guard: Protection, shards: u32) -> anyhow::Result<()> {
-    let sector_bytes = new_file(path, 1 << 20, Prepared::Reserved).await?.sector_bytes();
-    std::fs::remove_file(path)?;
     let shape = shape(blocks, guard);
-    let profile = (shape.block_size, sector_bytes);
+    let profile = (shape.block_size, sector_bytes_at(path).await?);
     let container = Container::new(shape.uuid, profile, blocks, shape.protection, (shards, 0))?;
     let medium = new_file(path, container.medium_bytes(), Prepared::Reserved).await?;
     create_shards(&AnyMedium::File(medium), &shape, shards).await?;

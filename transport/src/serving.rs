@@ -118,11 +118,12 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        drop(self.place.take());
         let mut members = self.serving.members();
         let gone = (members.connections.remove(&self.number), members.listeners.remove(&self.number));
         drop(members);
         drop(gone);
+        // Last, so that a core without load has no connections that are still counted.
+        drop(self.place.take());
     }
 }
 

@@ -47,7 +47,6 @@ const LEAST_BYTES_IN: Duration = Duration::from_secs(2);
 
 pub(crate) struct Connection {
     pub(crate) server: Arc<ServerState>,
-    pub(crate) registration: Registration,
     pub(crate) core: RefCell<Core>,
     pub(crate) stream: Stream,
     peer: String,
@@ -82,6 +81,8 @@ pub(crate) struct Connection {
     pub(crate) is_gone: Cell<bool>,
     /// How the connection ended, if its client ended it without having disconnected.
     lost: Cell<Option<io::ErrorKind>>,
+    /// Dropped last: a connection that is not counted any more has no choice in the list of clients.
+    pub(crate) registration: Registration,
 }
 
 /// What a client may choose.

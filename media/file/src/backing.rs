@@ -90,14 +90,18 @@ impl Backing {
         (left_bytes < length_bytes).then_some(BackingError::CutOff { left_bytes, length_bytes })
     }
 
-    /// Sets the expected length. To be called before the file is made shorter and after it is made longer: then the
-    /// file is never shorter than expected both before and after its length is looked up.
-    pub(crate) fn set_length_bytes(&self, length_bytes: u64) {
-        self.length_bytes.store(length_bytes, Ordering::Release);
-        if length_bytes <= self.kept_bytes.load(Ordering::Acquire) {
+    /// Changes the length of the file by `change`. Meanwhile the shorter of both lengths is expected: then the file is
+    /// never shorter than expected both before and after its length is looked up.
+    pub(crate) fn resize(&self, length_bytes: u64, change: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let before = self.length_bytes();
+        self.length_bytes.store(before.min(length_bytes), Ordering::Release);
+        let changed = change();
+        if changed.is_ok() && length_bytes <= self.kept_bytes() {
             // Nothing of what was cut off belongs to it any more.
             self.kept_bytes.store(u64::MAX, Ordering::Release);
         }
+        self.length_bytes.store(if changed.is_ok() { length_bytes } else { before }, Ordering::Release);
+        changed
     }
 
     /// What the last check found wrong.
@@ -218,7 +222,14 @@ mod tests {
         assert_eq!(backing.check(), Some(Some(BackingError::Gone)));
         fs::rename(&elsewhere, &path).unwrap();
         assert_eq!(backing.check(), Some(Some(cut)), "nor after something else was wrong");
-        backing.set_length_bytes(512);
+        let fails = || Err(io::Error::other("no"));
+        for length in [512, 4096, 8192] {
+            backing.resize(length, fails).unwrap_err();
+            assert_eq!((backing.check(), backing.error()), (None, Some(cut)), "it keeps its length");
+        }
+        backing.resize(8192, || Ok(())).unwrap();
+        assert_eq!(backing.check(), Some(Some(BackingError::CutOff { left_bytes: 1000, length_bytes: 8192 })));
+        backing.resize(512, || Ok(())).unwrap();
         assert_eq!(backing.check(), Some(None), "it is to be shorter");
     }
 }

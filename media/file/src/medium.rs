@@ -212,7 +212,7 @@ impl FileMedium {
             let missing = format!("the block device has only {there} bytes");
             return if length_bytes <= there { Ok(()) } else { refuse(MediumErrorKind::NoSpace, missing) };
         }
-        self.end_file_at(length_bytes).map_err(|error| MediumError::from_io(ACTION, length_bytes, &error))
+        self.end_file_at(ACTION, length_bytes)
     }
 
     /// Makes the file end at `length_bytes`, which may be inside a sector; the rest of that sector is then unreachable.
@@ -228,15 +228,12 @@ impl FileMedium {
             let kind = MediumErrorKind::Unsupported;
             return Err(MediumError { kind, doing: ACTION, offset_bytes: length_bytes, reason });
         }
-        self.end_file_at(length_bytes).map_err(|error| MediumError::from_io(ACTION, length_bytes, &error))
+        self.end_file_at(ACTION, length_bytes)
     }
 
-    fn end_file_at(&self, length_bytes: u64) -> io::Result<()> {
-        let before = self.backing.length_bytes();
-        self.backing.set_length_bytes(before.min(length_bytes));
-        let made = self.file.set_len_bytes(length_bytes);
-        self.backing.set_length_bytes(if made.is_ok() { length_bytes } else { before });
-        made
+    fn end_file_at(&self, doing: &'static str, length_bytes: u64) -> Result<(), MediumError> {
+        let resized = self.backing.resize(length_bytes, || self.file.set_len_bytes(length_bytes));
+        resized.map_err(|error| MediumError::from_io(doing, length_bytes, &error))
     }
 
     fn check_writable(&self, doing: &'static str, offset_bytes: u64) -> Result<(), MediumError> {

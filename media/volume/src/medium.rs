@@ -16,7 +16,7 @@ pub(crate) mod window;
 
 use std::cell::RefCell;
 
-use sealblock_block::{AsyncMutex, Medium, MediumError, MediumErrorKind, NoteKeeping};
+use sealblock_block::{AsyncMutex, Medium, MediumError, MediumErrorKind};
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::format::THIRD_FROM_END_BYTES;
@@ -46,29 +46,7 @@ impl<M: Medium> Medium for SerializedSync<M> {
         self.medium.len_bytes()
     }
 
-    fn sector_bytes(&self) -> u32 {
-        self.medium.sector_bytes()
-    }
-
-    fn read_unit_bytes(&self) -> u32 {
-        self.medium.read_unit_bytes()
-    }
-
-    fn reads_wait(&self) -> bool {
-        self.medium.reads_wait()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.medium.is_read_only()
-    }
-
-    fn can_punch(&self) -> bool {
-        self.medium.can_punch()
-    }
-
-    fn buffer(&self, len_bytes: usize) -> Buffer {
-        self.medium.buffer(len_bytes)
-    }
+    sealblock_block::medium_properties!(self => &self.medium);
 
     fn read(&self, offset_bytes: u64, into: Buffer) -> impl Future<Output = (Result<(), MediumError>, Buffer)> {
         self.medium.read(offset_bytes, into)
@@ -78,16 +56,8 @@ impl<M: Medium> Medium for SerializedSync<M> {
         self.medium.write(offset_bytes, from)
     }
 
-    fn note_keeping(&self) -> NoteKeeping {
-        self.medium.note_keeping()
-    }
-
     fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
         self.medium.note(offset_bytes, bytes)
-    }
-
-    fn submitted(&self) -> impl Future<Output = ()> {
-        self.medium.submitted()
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
@@ -99,10 +69,6 @@ impl<M: Medium> Medium for SerializedSync<M> {
         let synced = self.medium.sync().await;
         *self.failed.borrow_mut() = synced.as_ref().err().map(ToString::to_string);
         synced
-    }
-
-    fn drain(&self) -> impl Future<Output = ()> {
-        self.medium.drain()
     }
 
     fn punch(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {

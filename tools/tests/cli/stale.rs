@@ -1,11 +1,8 @@
 //! Blocks that every in-sync replica has lost: the copies of a replica that was offline.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
 use crate::common::devices::Loop;
 use crate::common::server::Server;
-use crate::common::{Place, noise};
+use crate::common::{Place, noise, until};
 use serde_json::Value;
 
 const BLOCK: usize = 4096;
@@ -32,15 +29,11 @@ fn beside_damage(guard: &str) -> (Place, Vec<u8>) {
 
 /// Waits until both replicas are in sync.
 fn until_current(place: &Place) {
-    let until = Instant::now() + Duration::from_secs(60);
     let is_current = |status: &Value| {
         let replicas = status["replicas"].as_array().unwrap();
         replicas.iter().all(|replica| replica["state"] == "in_sync")
     };
-    while !is_current(&status(place)) {
-        assert!(Instant::now() < until, "the replica is not resynced");
-        thread::sleep(Duration::from_millis(100));
-    }
+    until(|| is_current(&status(place)));
 }
 
 fn status(place: &Place) -> Value {
@@ -245,10 +238,7 @@ fn a_volume_whose_file_was_cut_off_under_its_server_takes_no_writes_there_until_
     place.set_len("v", 1 << 19);
     place.write("later", &noise(2, 256 * BLOCK));
     let status = format!("status {}", server.pid());
-    let start = std::time::Instant::now();
-    while place.run(&status).status != 1 {
-        assert!(start.elapsed() < std::time::Duration::from_secs(60), "nobody notices it");
-    }
+    until(|| place.run(&status).status == 1);
     place.set_len("v", length);
     place.run(&format!("copy later {}", server.target("v"))).ends_with(3);
     drop(server.stop());

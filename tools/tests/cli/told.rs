@@ -1,10 +1,9 @@
 //! What a server logs on standard error.
 
 use std::fs;
-use std::time::{Duration, Instant};
 
 use crate::common::server::{Nbd, Server};
-use crate::common::{Place, filled, noise};
+use crate::common::{Place, filled, noise, until};
 use serde_json::{Value, json};
 
 /// That a connection is closed is known at once; that a machine is slow is not to be taken for a loss.
@@ -13,16 +12,6 @@ const HOST: &str = "nqn.2026-01.org.example:host";
 
 fn nbd_address(server: &Server) -> String {
     server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned()
-}
-
-/// Waits for a condition.
-#[track_caller]
-fn until(mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "it does not come true");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// A server of a volume of which blocks 5 and 6 are damaged.

@@ -4,20 +4,9 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::common::server::Server;
-use crate::common::{BLOCK, Place, filled, noise};
-
-/// Waits until it is so.
-#[track_caller]
-fn until(is_so: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it does not come");
-        thread::sleep(Duration::from_millis(100));
-    }
-}
+use crate::common::{BLOCK, Place, filled, noise, until};
 
 #[test]
 fn a_mirror_is_not_optimal_while_the_file_of_a_replica_is_gone_or_cut_off() {

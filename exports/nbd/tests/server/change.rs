@@ -2,20 +2,10 @@
 
 use std::io::Read;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use crate::common::*;
 use sealblock_exports_nbd::{Export, Limits, SetupError};
 use sealblock_protocols_nbd::wire::{chunk, command as c};
-
-/// Waits until a condition holds that other cores cause.
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < LATE, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 #[test]
 fn removing_an_export_ends_its_connections_and_no_others() {
@@ -31,7 +21,7 @@ fn removing_an_export_ends_its_connections_and_no_others() {
     served.server.remove_export("late").unwrap();
     let end = goes.stream.read_to_end(&mut Vec::new());
     assert!(end.is_ok(), "it is closed in good order: {end:?}");
-    wait_until("the device is let go", || Arc::strong_count(&token) == 1);
+    until("the device is let go", || Arc::strong_count(&token) == 1);
     assert_eq!(stays.read(0, BLOCK), pattern(BLOCK, 3), "others go on");
     assert_eq!(served.server.exports(), ["protected", "bare", "fixed"]);
     assert!(!Client::can_open(served.address, "late"));

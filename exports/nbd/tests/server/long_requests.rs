@@ -6,7 +6,7 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::*;
 use sealblock_block::{Abilities, Device, DynDevice, Geometry, Outcome, Request, RequestKind};
@@ -77,14 +77,6 @@ fn narrow() -> Limits {
         Limits { connections: 4, total_bytes_in_flight: 0, drain: Duration::from_millis(100), ..Limits::default() };
     limits.connection.payload_bytes = 64 << 10;
     limits
-}
-
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < LATE, "{what}");
-        sleep(Duration::from_millis(1));
-    }
 }
 
 fn begun(held: &HeldState) -> usize {

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::*;
 use sealblock_block::DynDevice;
@@ -17,13 +17,10 @@ fn add_there(served: &Served, name: &str) -> SharedDevice {
     served.add_on(1, name, || DynDevice::new("mem", MemoryDevice::new(BlockSize::B4096, BLOCKS, None)))
 }
 
-/// Waits until this many connections are on each core.
+/// Waits until this many connections are on each core. Those that have ended are then in no list.
+#[track_caller]
 fn wait_for(server: &Server, wanted: [usize; 2]) {
-    let begun = Instant::now();
-    while server.connections_on_cores() != wanted {
-        assert!(begun.elapsed() < LATE, "{:?}, not {wanted:?}", server.connections_on_cores());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until(&format!("{wanted:?} on the cores"), || server.connections_on_cores() == wanted);
 }
 
 #[test]
@@ -137,11 +134,7 @@ fn clients_that_end_or_violate_the_protocol_leave_nothing_behind() {
     }
     served.wait_for_connections(1);
     wait_for(&served.server, [0, 1]);
-    // Its entry goes a moment after the connection is not counted any more.
-    let start = std::time::Instant::now();
-    while served.server.clients().len() != 1 {
-        assert!(start.elapsed() < LATE, "{:?}", served.server.clients().len());
-    }
+    assert_eq!(served.server.clients().len(), 1);
     alive.write(0, &pattern(BLOCK, 1));
     // More than is kept for another core: the connection stays, and is served.
     let mut long = Client::connect(served.address, false);
@@ -225,11 +218,7 @@ fn slow_reader(served: &Served) -> Client {
     bytes.extend(option_bytes(option::GO, &[&name_bytes("there")[..], &[0, 0]].concat()));
     bytes.extend(client.request_bytes(0, c::READ, 0, BLOCK, &[]));
     client.stream.write_all(&bytes).unwrap();
-    let begun = Instant::now();
-    while served.server.clients().len() < 2 {
-        assert!(begun.elapsed() < LATE, "it has chosen");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until("it has chosen", || served.server.clients().len() == 2);
     client
 }
 
@@ -261,7 +250,7 @@ fn a_client_that_delays_its_move_can_go_on_or_end_and_delays_no_stop() {
         // Without it, the core that accepts could be the right one.
         let _other = Client::open(served.address, "there", false);
         let mut client = slow_reader(&served);
-        assert_eq!(served.server.connections_on_cores(), [0, 2], "where it goes");
+        wait_for(&served.server, [0, 2]);
         match end {
             "reads" => {
                 client.bytes(18);

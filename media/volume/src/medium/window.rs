@@ -1,10 +1,10 @@
 //! The medium of a volume: a whole medium, or a window of one that is the medium of a shard.
 //!
-//! One type for both, so that a program contains the code of volumes once.
+//! One type for both, so that the code of volumes is not compiled once more for shards.
 
 use std::sync::Arc;
 
-use sealblock_block::{Medium, MediumError, MediumErrorKind, NoteKeeping, SyncGroup, WriteData};
+use sealblock_block::{Medium, MediumError, MediumErrorKind, SyncGroup};
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::format::Window;
@@ -79,33 +79,7 @@ impl<M: Medium> Medium for VolumeMedium<M> {
         self.part.as_ref().map_or(all, |Part { window, .. }| all.saturating_sub(window.offset).min(window.length))
     }
 
-    fn sector_bytes(&self) -> u32 {
-        self.medium.sector_bytes()
-    }
-
-    fn read_unit_bytes(&self) -> u32 {
-        self.medium.read_unit_bytes()
-    }
-
-    fn reads_wait(&self) -> bool {
-        self.medium.reads_wait()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.medium.is_read_only()
-    }
-
-    fn can_punch(&self) -> bool {
-        self.medium.can_punch()
-    }
-
-    fn can_discard(&self) -> bool {
-        self.medium.can_discard()
-    }
-
-    fn buffer(&self, len_bytes: usize) -> Buffer {
-        self.medium.buffer(len_bytes)
-    }
+    sealblock_block::medium_properties!(self => &self.medium);
 
     async fn read(&self, offset_bytes: u64, into: Buffer) -> (Result<(), MediumError>, Buffer) {
         match self.at("read", offset_bytes, into.len() as u64) {
@@ -119,33 +93,15 @@ impl<M: Medium> Medium for VolumeMedium<M> {
         self.medium.write(at, from).await
     }
 
-    async fn write_blocks(&self, offset_bytes: u64, data: &WriteData) -> Result<(), MediumError> {
-        let length_bytes = data.slices().map(|slice| slice.len() as u64).sum();
-        let at = self.change_at("write", offset_bytes, length_bytes)?;
-        self.medium.write_blocks(at, data).await
-    }
-
-    fn note_keeping(&self) -> NoteKeeping {
-        self.medium.note_keeping()
-    }
-
     fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
         let at = self.change_at("note", offset_bytes, bytes.len() as u64)?;
         self.medium.note(at, bytes)
-    }
-
-    fn submitted(&self) -> impl Future<Output = ()> {
-        self.medium.submitted()
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
         let Some(Part { window, group, .. }) = &self.part else { return self.medium.sync().await };
         let synced = group.sync(|| self.medium.sync()).await;
         synced.map_err(|why| failed("sync", window.offset, &why))
-    }
-
-    fn drain(&self) -> impl Future<Output = ()> {
-        self.medium.drain()
     }
 
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {

@@ -43,6 +43,16 @@ pub struct Answer {
     command: String,
 }
 
+/// Waits until it is so.
+#[track_caller]
+pub fn until(mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it does not come true");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
 impl Place {
     pub fn new() -> Place {
         Place::with_runtime("auto")

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::scenes::Scene;
 use super::words::Words;
 use crate::common::server::Server;
-use crate::common::{Answer, Place};
+use crate::common::{Answer, Place, until};
 
 /// Commands that change nothing, of a volume or a mirror `T`.
 const READING: [&str; 8] = [
@@ -190,7 +190,7 @@ impl Asked<'_> {
                 let is_reconciled = status["nosync_bytes"] == 0 || arguments.contains("--read-only");
                 is_reconciled && replicas.iter().all(|replica| replica["state"] != "resyncing")
             };
-            super::until(|| is_quiet(&self.place.run(&status).json()));
+            until(|| is_quiet(&self.place.run(&status).json()));
         }
         Ok(server)
     }
@@ -200,7 +200,7 @@ impl Asked<'_> {
         // A thread of its own writes the log, also after the server is ready. The server knows of each warning in it.
         let status = self.place.run(&format!("status {} --json", self.target)).json();
         let known = status["servers"][0]["errors"].as_array().unwrap().len();
-        super::until(|| self.place.read("messages").split(|byte| *byte == b'\n').count() > known);
+        until(|| self.place.read("messages").split(|byte| *byte == b'\n').count() > known);
         let log = String::from_utf8(self.place.read("messages")).unwrap();
         let parse = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
         let messages: Vec<_> = log.lines().map(|line| parse(line)["message"].as_str().unwrap().to_owned()).collect();

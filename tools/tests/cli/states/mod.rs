@@ -12,7 +12,6 @@ use std::fmt::Write;
 use std::fs;
 use std::sync::Mutex;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use commands::{Row, ask};
 use scenes::{Scene, scenes};
@@ -23,16 +22,6 @@ const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/states.md")
 const AT_ONCE: usize = 4;
 
 const HEAD: &str = include_str!("head.md");
-
-/// Waits until it is so.
-#[track_caller]
-fn until(is_so: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it does not come true");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
 
 #[test]
 fn each_command_says_of_each_state_what_the_table_has() {

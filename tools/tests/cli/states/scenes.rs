@@ -11,7 +11,7 @@ use sealblock_media_volume::format::Superblock;
 use sealblock_proofs_btrfs_images::handmade::{DATA_START, Handmade, Storage};
 
 use crate::common::server::Server;
-use crate::common::{BLOCK, Place, noise};
+use crate::common::{BLOCK, Place, noise, until};
 
 /// Blocks of a small volume.
 const BLOCKS: usize = 64;
@@ -266,8 +266,8 @@ fn kept_older_copy(place: &Place, of: &Material) -> String {
     bring_back(place, &pair.b);
     let server = Server::start(place, &pair.mirror);
     let status = format!("mirror status {}", pair.mirror);
-    super::until(|| place.run(&format!("{status} --json")).json()["nosync_bytes"] == 0);
-    super::until(|| !place.run(&status).text().contains("resyncing"));
+    until(|| place.run(&format!("{status} --json")).json()["nosync_bytes"] == 0);
+    until(|| !place.run(&status).text().contains("resyncing"));
     server.stop().is_clean();
     pair.mirror
 }
@@ -309,7 +309,7 @@ fn behind_and_marked(place: &Place, of: &Material) -> Pair {
     let pair = behind(place, of);
     let mirror = format!("mirror:{},[fault:[write-error@1],{}]", pair.a, pair.b);
     let server = Server::start(place, &mirror);
-    super::until(|| place.run(&format!("mirror status {mirror} --json")).json()["replicas"][1]["failures"] != 0);
+    until(|| place.run(&format!("mirror status {mirror} --json")).json()["replicas"][1]["failures"] != 0);
     server.kill();
     pair
 }

@@ -33,6 +33,16 @@ pub struct Served {
     cores: Cores,
 }
 
+/// Waits until it is so; other cores cause it.
+#[track_caller]
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < LATE, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Runs a function on a core.
 fn on<T: Send + 'static>(core: &CoreHandle, make: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, receive) = mpsc::channel();
@@ -146,12 +156,9 @@ impl Served {
         self.cores.shutdown(drain)
     }
 
+    #[track_caller]
     pub fn wait_for_connections(&self, wanted: usize) {
-        let begun = Instant::now();
-        while self.server.connections() != wanted {
-            assert!(begun.elapsed() < LATE, "{} connections, not {wanted}", self.server.connections());
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        until(&format!("{wanted} connections"), || self.server.connections() == wanted);
     }
 }
 
