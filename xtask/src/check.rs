@@ -40,6 +40,7 @@ const WITHOUT: &str = ", without ";
 const FRAGILITY: &str = "sealblock-fragility";
 /// The number of trials in the short runs; the tables in docs/formats are from more trials.
 const FRAGILITY_TRIALS: &str = "1824";
+const FRAGILITY_SHARD_TRIALS: &str = "768";
 const FRAGILITY_GROUP_TRIALS: &str = "480";
 /// The number of tests that are listed with their times.
 const SHOWN_TESTS: usize = 10;
@@ -288,8 +289,12 @@ fn simulation(workspace: &Workspace, log: &Path) -> Result<Done> {
 /// Checks every limit for what damage may cost.
 fn fragility(workspace: &Workspace, log: &Path) -> Result<Done> {
     step::run(program(workspace, FRAGILITY).args(["--short", "--trials", FRAGILITY_TRIALS]), log)?;
+    step::run(program(workspace, FRAGILITY).args(["--shards", "--trials", FRAGILITY_SHARD_TRIALS]), log)?;
     step::run(program(workspace, FRAGILITY).args(["--groups", "--trials", FRAGILITY_GROUP_TRIALS]), log)?;
-    Ok(Done::Ok(format!("{FRAGILITY_TRIALS} damaged volumes, {FRAGILITY_GROUP_TRIALS} damaged groups")))
+    Ok(Done::Ok(format!(
+        "{FRAGILITY_TRIALS} damaged volumes, {FRAGILITY_SHARD_TRIALS} damaged volumes in shards, \
+         {FRAGILITY_GROUP_TRIALS} damaged groups"
+    )))
 }
 
 fn conformance(workspace: &Workspace, request: &Request, log: &Path) -> Result<Done> {

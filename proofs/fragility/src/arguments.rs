@@ -25,6 +25,9 @@ pub struct Arguments {
     /// Damage mirrors and stripes of volumes, not single volumes.
     #[arg(long, conflicts_with_all = ["states", "short"])]
     pub groups: bool,
+    /// Damage volumes in shards.
+    #[arg(long, conflicts_with = "groups")]
+    pub shards: bool,
     /// Print a line for each state of the volume, not one for all.
     #[arg(long)]
     pub states: bool,
@@ -51,12 +54,16 @@ pub fn print_failed(broken: &[FailedTrial], arguments: &Arguments) {
     let most = if arguments.trial.is_some() { usize::MAX } else { MAX_REPORTED };
     for FailedTrial { trial, what, findings } in broken.iter().take(most) {
         println!("BROKEN {what}\n    {}", findings.join("\n    "));
-        let groups = if arguments.groups { " --groups" } else { "" };
+        let of = if arguments.groups {
+            " --groups"
+        } else if arguments.shards {
+            " --shards"
+        } else {
+            ""
+        };
         let region = arguments.region.as_ref().map_or(String::new(), |region| format!(" --region '{region}'"));
         let seed = arguments.seed;
-        println!(
-            "    again: cargo run --release -p sealblock-fragility --{groups} --seed {seed} --trial {trial}{region}"
-        );
+        println!("    again: cargo run --release -p sealblock-fragility --{of} --seed {seed} --trial {trial}{region}");
     }
     if broken.len() > most {
         println!("    and {} more of this kind", broken.len() - most);

@@ -7,7 +7,8 @@ use sealblock_media_volume::format::{Region, RegionKind};
 use sealblock_simulator::random::Random;
 
 use crate::medium::Overlay;
-use crate::specimen::{Range, Specimen};
+use crate::parts::Range;
+use crate::specimen::Specimen;
 
 /// Bytes of a long run.
 const RUN_BYTES: u64 = 64 << 10;
@@ -133,7 +134,7 @@ impl Cell {
             Fault::Unreadable,
         ];
         const RECORDS: [Fault; 3] = [Fault::Stale, Fault::Foreign, Fault::Blank];
-        let mut kinds: Vec<RegionKind> = specimen.layout.regions().iter().map(|region| region.kind).collect();
+        let mut kinds: Vec<RegionKind> = specimen.regions().iter().map(|region| region.kind).collect();
         kinds.sort_unstable();
         kinds.dedup();
         let mut cells = Vec::new();
@@ -183,20 +184,14 @@ impl Damage {
             Target::Tables => tables(specimen, random),
             Target::SuperblocksAndLog => {
                 let is_hit = |region: &Region| matches!(region.kind, RegionKind::Superblock(_) | RegionKind::Log(_));
-                specimen
-                    .layout
-                    .regions()
-                    .iter()
-                    .filter(|region| is_hit(region))
-                    .map(|region| whole(region, specimen))
-                    .collect()
+                let regions = copies(specimen, random, is_hit);
+                regions.iter().map(|region| whole(region, specimen)).collect()
             }
             Target::Region(kind) => {
-                let is_hit = |region: &Region| match cell.reach {
-                    Reach::Copies => region.kind.name() == kind.name(),
-                    _ => region.kind == kind,
+                let regions = match cell.reach {
+                    Reach::Copies => copies(specimen, random, |region| region.kind.name() == kind.name()),
+                    _ => specimen.regions().into_iter().filter(|region| region.kind == kind).collect(),
                 };
-                let regions: Vec<Region> = specimen.layout.regions().into_iter().filter(is_hit).collect();
                 let region = random.pick(&regions);
                 match cell.reach {
                     Reach::Copies => regions.iter().map(|region| whole(region, specimen)).collect(),
@@ -298,6 +293,19 @@ fn sector(region: &Region, cell: Cell, earlier: usize, specimen: &Specimen, rand
     }
 }
 
+/// All copies of what is hit: in all shards, or in one of those that have it.
+fn copies(specimen: &Specimen, random: &Random, is_hit: impl Fn(&Region) -> bool) -> Vec<Region> {
+    let mut regions: Vec<Region> = specimen.regions().into_iter().filter(|region| is_hit(region)).collect();
+    if specimen.parts.len() > 1 && random.chance(50) {
+        let (start, end) = random.pick(&specimen.parts).range();
+        let is_there = |region: &Region| (start..end).contains(&region.start);
+        if regions.iter().any(is_there) {
+            regions.retain(is_there);
+        }
+    }
+    regions
+}
+
 /// All sectors of a region.
 fn whole(region: &Region, specimen: &Specimen) -> Range {
     let sector_bytes = u64::from(specimen.shape.sector_bytes);
@@ -307,7 +315,7 @@ fn whole(region: &Region, specimen: &Specimen) -> Range {
 /// The damaged bytes around a sector that they must contain.
 fn reach(sector: u64, cell: Cell, specimen: &Specimen, random: &Random) -> Range {
     let sector_bytes = u64::from(specimen.shape.sector_bytes);
-    let end = specimen.layout.medium_bytes();
+    let end = specimen.image.len() as u64;
     let start = sector * sector_bytes;
     match (cell.reach, cell.fault) {
         (_, Fault::Flipped) => {
@@ -325,13 +333,17 @@ fn reach(sector: u64, cell: Cell, specimen: &Specimen, random: &Random) -> Range
 
 /// The sectors of the map entry and the generation of one block, in every copy.
 fn tables(specimen: &Specimen, random: &Random) -> Vec<Range> {
-    let (layout, sector_bytes) = (&specimen.layout, u64::from(specimen.shape.sector_bytes));
+    let sector_bytes = u64::from(specimen.shape.sector_bytes);
     let written: Vec<_> = specimen.found.keys().filter(|lba| specimen.model.is_touched(**lba)).collect();
     if written.is_empty() {
         return Vec::new();
     }
     let lba = **random.pick(&written);
-    let places = std::iter::once(layout.map_entry_offset(lba)).chain(layout.generation_offsets(lba));
+    let here = specimen.parts.iter().find_map(|part| Some((part, part.place(lba)?)));
+    let places = here.into_iter().flat_map(|(part, place)| {
+        let offsets = std::iter::once(part.layout.map_entry_offset(place)).chain(part.layout.generation_offsets(place));
+        offsets.map(|offset| part.at(offset))
+    });
     let sectors = places.map(|at| at / sector_bytes * sector_bytes);
     sectors.map(|start| (start, start + sector_bytes)).collect()
 }

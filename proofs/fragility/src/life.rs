@@ -16,14 +16,16 @@ use sealblock_simulator::disk::{Behaviour, Image, SimDisk, Survival};
 use sealblock_simulator::executor::{Executor, RunEnd};
 use sealblock_simulator::random::Trace;
 use sealblock_simulator::random::{Random, mix};
+use sealblock_simulator::shards::{ShardedVolumes, container_of};
 use sealblock_simulator::system::{Resizing, Session, System, VolumeProfile, Volumes};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use crate::look::{LIMITS, Seen, look};
 use crate::medium::Overlay;
 use crate::model::Model;
+use crate::parts::Part;
 use crate::scan;
-use crate::specimen::{IDLE, Places, Specimen, State};
+use crate::specimen::{IDLE, Kind, Places, Specimen, State};
 
 /// The maximum number of blocks of one request.
 const MOST_AT_ONCE: u64 = 48;
@@ -37,10 +39,10 @@ impl Specimen {
     ///
     /// # Errors
     /// If the undamaged volume has a fault.
-    pub fn make(seed: u64, state: State, large: bool) -> Result<Specimen, String> {
+    pub fn make(seed: u64, state: State, kind: Kind) -> Result<Specimen, String> {
         let first_share = Random::new(seed).fork("size").between(20, 80);
         let shares = [first_share];
-        Specimen::grown(seed, state, large, if state == State::Resized { &shares } else { &[] })
+        Specimen::grown(seed, state, kind, if state == State::Resized { &shares } else { &[] })
     }
 
     /// The same for a volume that was created with about the first of these percentages of its blocks, and then resized
@@ -48,17 +50,18 @@ impl Specimen {
     ///
     /// # Errors
     /// As for [`Specimen::make`].
-    pub fn grown(seed: u64, state: State, large: bool, shares: &[u64]) -> Result<Specimen, String> {
+    pub fn grown(seed: u64, state: State, kind: Kind, shares: &[u64]) -> Result<Specimen, String> {
         let random = Random::new(seed);
-        let shape = draw_shape(&random, large);
+        let (shape, large) = (draw_shape(&random, kind), kind == Kind::Large);
         let mut sizes = shares.iter().map(|share| (shape.capacity_blocks * share / 100) | 1);
         let created = VolumeProfile { capacity_blocks: sizes.next().unwrap_or(shape.capacity_blocks), ..shape };
         let mut layout = Layout::new(shape.block_size, shape.sector_bytes, created.capacity_blocks)
             .map_err(|error| error.to_string())?;
         let patterns = Patterns::new(seed, shape.block_size, shape.protection);
         let sizes: Vec<u64> = sizes.chain((!shares.is_empty()).then_some(shape.capacity_blocks)).collect();
-        let [foreign, blank] = others([created, shape], layout, &sizes, large, seed)?;
-        let mut life = Life::of(created, shape, layout, patterns, random);
+        let container = (kind == Kind::Shards).then(|| container_of(&shape));
+        let [foreign, blank] = others([created, shape], layout, &sizes, kind, seed)?;
+        let mut life = Life::of(created, shape, (kind, layout), patterns, random);
         life.create(created)?;
         let earlier = life.before(state, &sizes, &mut layout)?;
         life.run_server(false, last_stop(state, &life.random))?;
@@ -67,7 +70,9 @@ impl Specimen {
         let mut specimen = Specimen {
             state,
             shape,
-            layout,
+            container,
+            parts: container
+                .map_or_else(|| vec![Part::whole(shape.uuid, layout)], |container| Part::shards(&container)),
             patterns,
             model,
             image: Rc::new(flatten(&life.image)),
@@ -104,12 +109,20 @@ impl Specimen {
     }
 }
 
+fn system(kind: Kind) -> Box<dyn System> {
+    match kind {
+        Kind::Small | Kind::Large => Box::new(Volumes::default()),
+        Kind::Shards => Box::new(ShardedVolumes::default()),
+    }
+}
+
 /// How the last machine stops.
 fn last_stop(state: State, random: &Random) -> State {
     if state == State::Resized { *random.pick(&State::ALL[..4]) } else { state }
 }
 
-fn draw_shape(random: &Random, large: bool) -> VolumeProfile {
+fn draw_shape(random: &Random, kind: Kind) -> VolumeProfile {
+    let large = kind == Kind::Large;
     let shapes = [(BlockSize::B512, 512), (BlockSize::B4096, 512), (BlockSize::B4096, 4096), (BlockSize::B4096, 4096)];
     let (block_size, sector_bytes) = if large { (BlockSize::B4096, 4096) } else { *random.pick(&shapes) };
     let capacity_blocks = match (large, block_size, sector_bytes) {
@@ -154,6 +167,7 @@ fn watched(model: &Model, large: bool, random: &Random) -> Vec<Extent> {
 
 /// A volume between two machines.
 struct Life {
+    kind: Kind,
     shape: VolumeProfile,
     patterns: Patterns,
     model: Rc<RefCell<Model>>,
@@ -163,28 +177,33 @@ struct Life {
 }
 
 /// Two other volumes of the same shape: one that was used longer, and one that was never used. For a large volume both
-/// are blank.
+/// are blank. Those of a volume in shards are dealt as it is, so that their shards are at the same places.
 fn others(
     [created, shape]: [VolumeProfile; 2],
     layout: Layout,
     sizes: &[u64],
-    large: bool,
+    kind: Kind,
     seed: u64,
 ) -> Result<[Vec<u8>; 2], String> {
     let (mut longest, mut images) = (layout.medium_bytes(), Vec::new());
     for uses in [LONGER, 0] {
         let (random, mut layout) = (Random::new(mix(seed ^ uses)), layout);
-        let mut uuid = [0xee; 16];
-        uuid[..8].copy_from_slice(&random.word().to_le_bytes());
+        let (mut uuid, word) = ([0xee; 16], random.word().to_le_bytes());
+        if kind == Kind::Shards {
+            uuid = shape.uuid;
+            uuid[8..].copy_from_slice(&word);
+        } else {
+            uuid[..8].copy_from_slice(&word);
+        }
         let [created, shape] = [created, shape].map(|shape| VolumeProfile { uuid, ..shape });
         let patterns = Patterns::new(seed ^ uses, shape.block_size, shape.protection);
-        let mut life = Life::of(created, shape, layout, patterns, random);
+        let mut life = Life::of(created, shape, (kind, layout), patterns, random);
         life.create(created)?;
         for &size in sizes {
             layout = life.resize(&layout, size)?;
         }
-        longest = layout.medium_bytes();
-        for machine in 0..if large { 0 } else { uses } {
+        longest = life.image.len_bytes();
+        for machine in 0..if kind == Kind::Large { 0 } else { uses } {
             life.run_server(machine == 0, State::Clean)?;
         }
         images.push(flatten(&life.image));
@@ -195,10 +214,18 @@ fn others(
 
 impl Life {
     /// A volume that will be created with `created`, and finally have the shape `shape`.
-    fn of(created: VolumeProfile, shape: VolumeProfile, layout: Layout, patterns: Patterns, random: Random) -> Life {
-        let image = Image::blank(shape.sector_bytes, layout.medium_bytes());
+    fn of(
+        created: VolumeProfile,
+        shape: VolumeProfile,
+        (kind, layout): (Kind, Layout),
+        patterns: Patterns,
+        random: Random,
+    ) -> Life {
+        let medium_bytes =
+            if kind == Kind::Shards { container_of(&shape).medium_bytes() } else { layout.medium_bytes() };
+        let image = Image::blank(shape.sector_bytes, medium_bytes);
         let model = Rc::new(RefCell::new(Model::new(created.capacity_blocks)));
-        Life { shape, patterns, model, version: 1, image, random }
+        Life { kind, shape, patterns, model, version: 1, image, random }
     }
 
     /// Runs one machine on the disk, which then loses power in the given way.
@@ -220,7 +247,8 @@ impl Life {
     }
 
     fn create(&mut self, shape: VolumeProfile) -> Result<(), String> {
-        self.on(Survival::Everything, move |disk, _| Volumes::default().create(disk, shape))
+        let system = system(self.kind);
+        self.on(Survival::Everything, move |disk, _| system.create(disk, shape))
     }
 
     /// Resizes the volume; returns its new layout.
@@ -248,7 +276,7 @@ impl Life {
             self.live_before(machine == 0 && earlier.is_empty(), &mut earlier)?;
         }
         // The bytes after the former end were blank or did not exist.
-        earlier.iter_mut().for_each(|image| image.resize(layout.medium_bytes() as usize, 0));
+        earlier.iter_mut().for_each(|image| image.resize(self.image.len_bytes() as usize, 0));
         Ok(earlier)
     }
 
@@ -273,8 +301,9 @@ impl Life {
         };
         let (shape, patterns, model) = (self.shape, self.patterns, Rc::clone(&self.model));
         let host = Host { patterns, model, version: self.version, random: self.random.fork("host") };
+        let system = system(self.kind);
         self.version = self.on(survival, move |disk, executor| async move {
-            let session = Volumes::default().open(disk, executor.clone(), shape, false).await?;
+            let session = system.open(disk, executor.clone(), shape, false).await?;
             host.work(session, executor, is_first, ends).await
         })?;
         Ok(())

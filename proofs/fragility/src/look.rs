@@ -1,16 +1,20 @@
 //! Reads a damaged volume: opens it read-only, reads every block separately, and runs Verify.
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
-use sealblock_block::{Device, DynDevice, Expectations, Request, Response};
+use futures_util::future::join_all;
+use sealblock_block::{Device, DynDevice, Expectations, Medium, Request, Response};
 use sealblock_integrity::{GuardKind, PiFormat, Sealed, guard};
-use sealblock_media_volume::{OpenOptions, VolumeInfo, open};
+use sealblock_layers_stripe::ShardLayer;
+use sealblock_media_volume::shards::{OpenShards, open_shards, summarise};
+use sealblock_media_volume::{OpenOptions, OpenVolume, Volume, VolumeError, VolumeInfo, open};
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::executor::{Executor, RunEnd, RunLimits};
 use sealblock_simulator::random::Random;
 use sealblock_simulator::random::Trace;
 use sealblock_simulator::system::BoxedWork;
-use sealblock_units::{Extent, Lba};
+use sealblock_units::{ByteCount, Extent, Lba};
 
 use crate::medium::Overlay;
 use crate::model::Model;
@@ -70,12 +74,33 @@ impl Open {
 pub async fn start(overlay: &Overlay, executor: &Executor, read_only: bool) -> Result<Open, String> {
     let shape = OpenOptions { cache_bytes: 1 << 20, keeps_answered: false, ..OpenOptions::default() };
     let options = OpenOptions { read_only, accept_older: read_only, ..shape };
-    let opened = open(overlay.clone(), executor.clone(), &options).await.map_err(|error| error.to_string())?;
+    let to_text = |error: VolumeError| error.to_string();
+    let shards = open_shards(overlay.clone(), executor.clone(), &options).await.map_err(to_text)?;
+    if let Some(OpenShards { shards, volumes }) = shards {
+        let container = shards.container();
+        let (mut infos, mut handles) = (Vec::new(), Vec::new());
+        for OpenVolume { volume, worker, description } in volumes {
+            drop(executor.spawn("worker", worker.run()));
+            infos.push(description);
+            handles.push(volume);
+        }
+        let description = summarise(container, shards.copies(), &infos);
+        let unit = ByteCount::new(container.unit_blocks() << container.block_size().shift());
+        let layer = ShardLayer::new(handles.clone(), unit, container.capacity_blocks());
+        let stack = DynDevice::new("volume", layer.map_err(|error| error.to_string())?);
+        return Ok(Open { stack, close: close(handles), description });
+    }
+    let opened = open(overlay.clone(), executor.clone(), &options).await.map_err(to_text)?;
     drop(executor.spawn("worker", opened.worker.run()));
-    let volume = opened.volume;
-    let stack = DynDevice::new("volume", volume.clone());
-    let close = Box::pin(async move { volume.close().await.map_err(|error| error.to_string()) });
-    Ok(Open { stack, close, description: opened.description })
+    let stack = DynDevice::new("volume", opened.volume.clone());
+    Ok(Open { stack, close: close(vec![opened.volume]), description: opened.description })
+}
+
+fn close<M: Medium + 'static>(volumes: Vec<Rc<Volume<M, Executor>>>) -> BoxedWork<()> {
+    Box::pin(async move {
+        let closed = join_all(volumes.iter().map(|volume| volume.close())).await;
+        closed.into_iter().collect::<Result<(), _>>().map_err(|error| error.to_string())
+    })
 }
 
 /// Runs `work` to its end.

@@ -18,6 +18,7 @@ mod life;
 mod look;
 mod medium;
 mod model;
+mod parts;
 mod report;
 mod scan;
 mod specimen;
@@ -37,12 +38,11 @@ use sealblock_simulator::random::{Random, mix};
 use crate::arguments::{Arguments, FailedTrial, print_failed, to_text};
 use crate::damage::{Cell, Damage, Target};
 use crate::report::{Key, Report};
-use crate::specimen::{Specimen, State};
+use crate::specimen::{Kind, Specimen, State};
 use crate::trial::Outcome;
 
 /// The number of trials that share one volume.
 const PER_VOLUME: u64 = 96;
-const STATES: u64 = State::ALL.len() as u64;
 /// One in this many volumes is large enough to have bitmap pages. It is not a multiple of the number of states, so that
 /// large volumes occur in each state.
 const VOLUMES_PER_LARGE: u64 = 41;
@@ -87,19 +87,24 @@ fn main() -> ExitCode {
 
 /// Runs the trials of one volume.
 fn run_volume(arguments: &Arguments, volume: u64, trials: std::ops::Range<u64>, totals: &Mutex<Totals>) {
-    let state = State::ALL[(volume % STATES) as usize];
-    let is_large = volume % VOLUMES_PER_LARGE == VOLUMES_PER_LARGE - 1;
+    let kind = match volume % VOLUMES_PER_LARGE == VOLUMES_PER_LARGE - 1 {
+        _ if arguments.shards => Kind::Shards,
+        true => Kind::Large,
+        false => Kind::Small,
+    };
+    let states = kind.states().len() as u64;
+    let state = kind.states()[(volume % states) as usize];
     let seed = mix(arguments.seed) ^ volume;
     let add = |change: &mut dyn FnMut(&mut Totals)| change(&mut totals.lock().unwrap_or_else(PoisonError::into_inner));
-    let made = catch_unwind(|| Specimen::make(seed, state, is_large)).unwrap_or_else(|panic| Err(to_text(&*panic)));
+    let made = catch_unwind(|| Specimen::make(seed, state, kind)).unwrap_or_else(|panic| Err(to_text(&*panic)));
     let specimen = match made {
         Ok(specimen) => specimen,
         Err(why) => return add(&mut |totals| totals.unmade.push((trials.start, why.clone()))),
     };
-    let cells = cells(arguments, &specimen, is_large);
+    let cells = cells(arguments, &specimen, kind);
     for trial in trials.take_while(|_| !cells.is_empty()) {
         // The first trial of each volume is shifted, so that all states and shapes meet all kinds of damage.
-        let cell = cells[((trial % PER_VOLUME + volume / STATES * 41) % cells.len() as u64) as usize];
+        let cell = cells[((trial % PER_VOLUME + volume / states * 41) % cells.len() as u64) as usize];
         let outcome = run_trial(&specimen, cell, seed, trial);
         let key = Key { cell, state, sector_bytes: specimen.shape.sector_bytes };
         add(&mut |totals| match &outcome {
@@ -116,9 +121,9 @@ fn run_volume(arguments: &Arguments, volume: u64, trials: std::ops::Range<u64>, 
 }
 
 /// The kinds of damage of a volume.
-fn cells(arguments: &Arguments, specimen: &Specimen, is_large: bool) -> Vec<Cell> {
+fn cells(arguments: &Arguments, specimen: &Specimen, kind: Kind) -> Vec<Cell> {
     let mut cells = Cell::all(specimen);
-    if is_large {
+    if kind == Kind::Large {
         cells.retain(|cell| is_of_large(*cell));
     }
     if let Some(part) = &arguments.region {

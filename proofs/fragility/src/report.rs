@@ -81,8 +81,8 @@ impl Line {
 
 /// True if the damage cannot be detected, as the format documents. Older contents: a block's map entry and every copy
 /// of its generation are rolled back together. A smaller volume: all superblocks are rolled back to a state before it
-/// grew; contents are older only if the volume says so and opens for reading only. Lost blocks: an old log names physical blocks that have other data by now; the volume detects that the log is
-/// older.
+/// grew; contents are older only if the volume says so and opens for reading only. Lost blocks: an old log
+/// names physical blocks that have other data by now; the volume detects that the log is older.
 pub fn is_named(cell: Cell, outcome: &Outcome) -> bool {
     let is_all_of = |class: &str| cell.reach == Reach::Copies && cell.target.class() == class;
     let is_told = outcome.wrong == 0 && (outcome.stale == 0 || outcome.unwritable.is_some());

@@ -6,12 +6,13 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_media_volume::format::{Layout, Region};
+use sealblock_media_volume::format::{Container, Region};
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::system::VolumeProfile;
 use sealblock_units::{Extent, Lba};
 
 use crate::model::Model;
+use crate::parts::{Part, Range};
 
 /// An idle volume has written its block map by a checkpoint after this time.
 pub const IDLE: Duration = Duration::from_secs(60);
@@ -35,6 +36,24 @@ impl State {
     pub const ALL: [State; 5] = [State::Clean, State::Idle, State::Crashed, State::Torn, State::Resized];
 }
 
+/// What is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A volume of version 2.
+    Small,
+    /// One that is large enough to have bitmap pages; only its written parts are read.
+    Large,
+    /// A volume in shards. It keeps its size.
+    Shards,
+}
+
+impl Kind {
+    /// The states that it can be in.
+    pub fn states(self) -> &'static [State] {
+        if self == Kind::Shards { &State::ALL[..4] } else { &State::ALL }
+    }
+}
+
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -53,8 +72,10 @@ pub struct Specimen {
     pub state: State,
     /// Its shape.
     pub shape: VolumeProfile,
-    /// Its layout.
-    pub layout: Layout,
+    /// What deals its blocks to shards, if it has some.
+    pub container: Option<Container>,
+    /// The volume itself, or its shards.
+    pub parts: Vec<Part>,
     /// Makes and recognises contents.
     pub patterns: Patterns,
     /// The possible contents of its blocks.
@@ -77,12 +98,21 @@ pub struct Specimen {
 
 impl fmt::Display for Specimen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", self.state, self.shape)
+        write!(f, "{}, {}", self.state, self.shape)?;
+        match &self.container {
+            Some(container) => write!(f, ", {} shards, units of {}", container.shards(), container.unit_blocks()),
+            None => Ok(()),
+        }
     }
 }
 
-/// A range of bytes of the medium: the first, and the one after the last.
-pub type Range = (u64, u64);
+impl Specimen {
+    /// All regions, in order and without gaps.
+    pub fn regions(&self) -> Vec<Region> {
+        let alone = || self.parts[0].layout.regions();
+        self.container.map_or_else(alone, |container| container.regions())
+    }
+}
 
 /// The places of the blocks' records and data.
 #[derive(Default)]

@@ -320,7 +320,7 @@ impl Host {
 mod tests {
     use super::*;
     use crate::damage::{Cell, Fault, Reach, Target};
-    use crate::specimen::State;
+    use crate::specimen::{Kind, State};
     use sealblock_media_volume::format::RegionKind;
 
     fn physical_blocks(fault: Fault) -> Cell {
@@ -329,24 +329,27 @@ mod tests {
 
     #[test]
     fn an_undamaged_volume_in_any_state_is_right() {
-        for state in State::ALL {
-            let specimen = Specimen::make(5, state, false).unwrap();
-            assert_eq!(specimen.layout.segments().len(), if state == State::Resized { 2 } else { 1 }, "{state}");
-            let outcome = run(&specimen, &Damage::none(), &Random::new(1));
-            assert_eq!((outcome.findings, outcome.lost, outcome.bound), (Vec::new(), 0, 0), "{state}");
+        for kind in [Kind::Small, Kind::Shards] {
+            for state in kind.states().iter().copied() {
+                let specimen = Specimen::make(5, state, kind).unwrap();
+                let segments = specimen.parts[0].layout.segments().len();
+                assert_eq!((specimen.parts.len() > 1, segments > 1), (kind == Kind::Shards, state == State::Resized));
+                let outcome = run(&specimen, &Damage::none(), &Random::new(1));
+                assert_eq!((outcome.findings, outcome.lost, outcome.bound), (Vec::new(), 0, 0), "{specimen}");
+            }
         }
     }
 
     #[test]
     fn a_resized_volume_loses_no_more_than_a_new_one() {
         let kinds = |specimen: &Specimen| -> std::collections::BTreeSet<RegionKind> {
-            specimen.layout.regions().iter().map(|region| region.kind).collect()
+            specimen.regions().iter().map(|region| region.kind).collect()
         };
         for (seed, (state, shares)) in
             (40..).zip(State::ALL.into_iter().zip([&[30, 70][..], &[50], &[10, 130], &[60, 90]]))
         {
-            let specimen = Specimen::grown(seed, state, false, shares).unwrap();
-            assert!(specimen.layout.is_resized());
+            let specimen = Specimen::grown(seed, state, Kind::Small, shares).unwrap();
+            assert!(specimen.parts[0].layout.is_resized());
             let undamaged = run(&specimen, &Damage::none(), &Random::new(1));
             assert_eq!((undamaged.findings, undamaged.lost), (Vec::new(), 0), "{specimen}");
             for kind in kinds(&specimen) {
@@ -369,7 +372,11 @@ mod tests {
 
     #[test]
     fn damaged_data_cost_their_block_and_no_other() {
-        let specimen = Specimen::make(6, State::Clean, false).unwrap();
+        [Kind::Small, Kind::Shards].into_iter().for_each(assert_damaged_data_cost_their_block);
+    }
+
+    fn assert_damaged_data_cost_their_block(kind: Kind) {
+        let specimen = Specimen::make(6, State::Clean, kind).unwrap();
         let losses: Vec<_> = (0..20)
             .filter_map(|seed| Damage::draw(physical_blocks(Fault::Random), &specimen, &Random::new(seed)))
             .map(|damage| run(&specimen, &damage, &Random::new(2)))
@@ -382,8 +389,32 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_in_shards_needs_one_superblock_and_the_tables_of_each_shard() {
+        let specimen = Specimen::make(8, State::Crashed, Kind::Shards).unwrap();
+        let outcome = |cell, seed| {
+            let damage = Damage::draw(cell, &specimen, &Random::new(seed))?;
+            Some(run(&specimen, &damage, &Random::new(2)))
+        };
+        let container = |reach: Reach| {
+            let is_it = move |cell: &Cell| {
+                matches!(cell.target, Target::Region(RegionKind::Container(_))) && cell.reach == reach
+            };
+            Cell::all(&specimen).into_iter().filter(is_it)
+        };
+        for one in container(Reach::Run).filter_map(|cell| outcome(cell, 3)) {
+            assert_eq!((one.findings, one.lost, one.refused), (Vec::new(), 0, None));
+        }
+        let all: Vec<Outcome> = container(Reach::Copies).filter_map(|cell| outcome(cell, 4)).collect();
+        assert!(!all.is_empty() && all.iter().all(|one| one.refused.is_some() && one.findings.is_empty()), "{all:?}");
+        let tables = |seed| outcome(Cell { target: Target::Tables, reach: Reach::Sector, fault: Fault::Zeroed }, seed);
+        for one in (0..8).filter_map(tables) {
+            assert!(one.findings.is_empty() && one.lost > 0 && one.lost <= one.bound, "{one:?}");
+        }
+    }
+
+    #[test]
     fn a_volume_that_lies_is_caught() {
-        let mut specimen = Specimen::make(6, State::Clean, false).unwrap();
+        let mut specimen = Specimen::make(6, State::Clean, Kind::Small).unwrap();
         let (&lba, _) = specimen.found.iter().find(|(_, content)| **content != Content::Zero).unwrap();
         // The host assumes that a later write is durable, so the volume returns an older content.
         specimen.model.found(lba, Content::Version(FIRST_VERSION - 1));
@@ -394,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_loss_that_need_not_be_is_caught() {
-        let mut specimen = Specimen::make(6, State::Clean, false).unwrap();
+        let mut specimen = Specimen::make(6, State::Clean, Kind::Small).unwrap();
         let damage = (0..40)
             .filter_map(|seed| Damage::draw(physical_blocks(Fault::Unreadable), &specimen, &Random::new(seed)))
             .find(|damage| !specimen.places.allowed(&damage.ranges, true).is_empty())

@@ -51,7 +51,11 @@ fn draw(profile: &VolumeProfile) -> Dealing {
     Dealing { shards, unit_blocks, cores: random.between(1, 4) as usize }
 }
 
-fn container(profile: &VolumeProfile) -> Container {
+/// How a volume of this profile is dealt to its shards. It follows from the first 8 bytes of its identity.
+///
+/// # Panics
+/// If the profile is impossible.
+pub fn container_of(profile: &VolumeProfile) -> Container {
     let Dealing { shards, unit_blocks, .. } = draw(profile);
     let identity = (profile.uuid, profile.protection);
     let blocks = (profile.block_size, profile.sector_bytes);
@@ -61,7 +65,7 @@ fn container(profile: &VolumeProfile) -> Container {
 
 /// The layout of each shard, the offset of its window in sectors, and the salt of its checksums.
 fn windows(profile: &VolumeProfile) -> Vec<(Layout, u64, Seed)> {
-    let container = container(profile);
+    let container = container_of(profile);
     let window = |shard| {
         let first = container.window(shard).offset / u64::from(profile.sector_bytes);
         (*container.shard_layout(), first, Seed::of(&container.shard_uuid(shard)))
@@ -75,7 +79,7 @@ fn moved(runs: &[Range<u64>], by: u64) -> impl Iterator<Item = Range<u64>> {
 
 impl System for ShardedVolumes {
     fn disk_bytes(&self, profile: &VolumeProfile) -> u64 {
-        container(profile).medium_bytes()
+        container_of(profile).medium_bytes()
     }
 
     fn survives_kills(&self) -> bool {
@@ -98,7 +102,7 @@ impl System for ShardedVolumes {
             }
         }
         let sector = |offset: u64| offset / u64::from(profile.sector_bytes);
-        let copies = container(profile).copy_offsets().map(|offset| sector(offset)..sector(offset) + 1);
+        let copies = container_of(profile).copy_offsets().map(|offset| sector(offset)..sector(offset) + 1);
         all.push(Redundant { runs: copies.to_vec(), is_repaired_at_open: true });
         all
     }
@@ -118,7 +122,7 @@ impl System for ShardedVolumes {
             uuid: profile.uuid,
             preallocate: false,
         };
-        let container = container(&profile);
+        let container = container_of(&profile);
         Box::pin(async move { create_container(&disk, &options, &container).await.map_err(|error| error.to_string()) })
     }
 

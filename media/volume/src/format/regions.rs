@@ -9,7 +9,7 @@ use sealblock_block::ReservedArea;
 
 use sealblock_units::Lba;
 
-use super::{HEAD_BYTES, LOG_REGIONS, Layout, MAP_ENTRY_BYTES, RESERVED_HEAD_BYTES, SUPERBLOCK_OFFSETS};
+use super::{Container, HEAD_BYTES, LOG_REGIONS, Layout, MAP_ENTRY_BYTES, RESERVED_HEAD_BYTES, SUPERBLOCK_OFFSETS};
 
 /// The use of a range of the medium. Copies are numbered from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -35,6 +35,8 @@ pub enum RegionKind {
     PhysicalBlocks,
     /// Unused: padding, or kept free.
     Unused,
+    /// A copy of the superblock of a volume in shards.
+    Container(u8),
 }
 
 impl RegionKind {
@@ -51,6 +53,7 @@ impl RegionKind {
             RegionKind::Generations(_) => "generations",
             RegionKind::PhysicalBlocks => "physical blocks",
             RegionKind::Unused => "unused",
+            RegionKind::Container(_) => "superblock of the container",
         }
     }
 }
@@ -64,7 +67,8 @@ impl fmt::Display for RegionKind {
             | RegionKind::GroupMap(copy)
             | RegionKind::HighWaterMark(copy)
             | RegionKind::MapEntries(copy)
-            | RegionKind::Generations(copy) => write!(f, "{} {copy}", self.name()),
+            | RegionKind::Generations(copy)
+            | RegionKind::Container(copy) => write!(f, "{} {copy}", self.name()),
             RegionKind::BitmapPages | RegionKind::PhysicalBlocks | RegionKind::Unused => f.write_str(self.name()),
         }
     }
@@ -81,26 +85,53 @@ pub struct Region {
     pub end: u64,
 }
 
+impl Region {
+    fn moved(self, by: u64) -> Region {
+        Region { start: self.start + by, end: self.end + by, ..self }
+    }
+}
+
+/// Adds what is unused between regions that are in any order, and behind them up to `end`.
+fn without_gaps(mut named: Vec<Region>, end: u64) -> Vec<Region> {
+    named.retain(|region| region.start < region.end);
+    named.sort_unstable_by_key(|region| region.start);
+    let (mut regions, mut at) = (Vec::with_capacity(named.len() * 2 + 1), 0);
+    let unused = |start, end| (start < end).then_some(Region { kind: RegionKind::Unused, start, end });
+    for region in named {
+        regions.extend(unused(at, region.start));
+        regions.push(region);
+        at = region.end;
+    }
+    regions.extend(unused(at, end));
+    regions
+}
+
+impl Container {
+    /// The regions of the volume, in order and without gaps, up to [`Container::medium_bytes`]: its own, and those of
+    /// its shards.
+    pub fn regions(&self) -> Vec<Region> {
+        let sector = u64::from(self.shard_layout().sector_bytes());
+        let copies = (0..).zip(self.copy_offsets());
+        let own = copies.map(|(copy, start)| Region { kind: RegionKind::Container(copy), start, end: start + sector });
+        let shards = (0..self.shards()).flat_map(|shard| self.shard_regions(shard));
+        without_gaps(own.chain(shards).collect(), self.medium_bytes())
+    }
+
+    /// The regions of a shard, at their places on the medium of the whole volume.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn shard_regions(&self, shard: u32) -> Vec<Region> {
+        let start = self.window(shard).offset;
+        self.shard_layout().regions().into_iter().map(|region| region.moved(start)).collect()
+    }
+}
+
 impl Layout {
     /// The regions of the volume, in order and without gaps, up to [`Layout::medium_bytes`]. Each map page has regions
     /// of its own.
     pub fn regions(&self) -> Vec<Region> {
-        let mut named = self.named_regions();
-        named.retain(|region| region.start < region.end);
-        named.sort_unstable_by_key(|region| region.start);
-        let (mut regions, mut at) = (Vec::with_capacity(named.len() * 2 + 1), 0);
-        for region in named {
-            regions.extend((at < region.start).then_some(Region {
-                kind: RegionKind::Unused,
-                start: at,
-                end: region.start,
-            }));
-            regions.push(region);
-            at = region.end;
-        }
-        let end = self.medium_bytes();
-        regions.extend((at < end).then_some(Region { kind: RegionKind::Unused, start: at, end }));
-        regions
+        without_gaps(self.named_regions(), self.medium_bytes())
     }
 
     /// The offset of a block's map entry in the block map.
@@ -166,6 +197,28 @@ mod tests {
 
     use super::*;
 
+    fn assert_complete(regions: &[Region], medium_bytes: u64) {
+        assert!(regions.windows(2).all(|pair| pair[0].end == pair[1].start), "{regions:?}");
+        assert!(regions.iter().all(|region| region.start < region.end));
+        assert_eq!((regions[0].start, regions.last().unwrap().end), (0, medium_bytes));
+    }
+
+    #[test]
+    fn every_byte_of_a_volume_in_shards_is_in_one_region() {
+        for (sector, medium_bytes) in [(512, 0), (4096, 1 << 32)] {
+            let profile = (BlockSize::B4096, sector);
+            let container = Container::new([7; 16], profile, 3 << 14, None, (2, medium_bytes)).unwrap();
+            let regions = container.regions();
+            assert_complete(&regions, container.medium_bytes());
+            let starts =
+                |kind| regions.iter().filter(|region| region.kind == kind).map(|region| region.start).collect();
+            let copies: Vec<Vec<u64>> = [0, 1, 2].map(|copy| starts(RegionKind::Container(copy))).into();
+            assert_eq!(copies.concat(), container.copy_offsets());
+            let windows: Vec<u64> = starts(RegionKind::Superblock(0));
+            assert_eq!(windows, [0, 1].map(|shard| container.window(shard).offset));
+        }
+    }
+
     #[test]
     fn every_byte_is_in_one_region() {
         for (size, sector, blocks) in [
@@ -176,9 +229,7 @@ mod tests {
         ] {
             let layout = Layout::new(size, sector, blocks).unwrap();
             let regions = layout.regions();
-            assert!(regions.windows(2).all(|pair| pair[0].end == pair[1].start), "{regions:?}");
-            assert!(regions.iter().all(|region| region.start < region.end));
-            assert_eq!((regions[0].start, regions.last().unwrap().end), (0, layout.medium_bytes()));
+            assert_complete(&regions, layout.medium_bytes());
             let group = layout.block_group(0).unwrap();
             let at = |kind| regions.iter().find(|region| region.kind == kind).map(|region| region.start);
             assert_eq!(at(RegionKind::MapEntries(0)), Some(group.pages_offset + u64::from(sector)));

@@ -13,7 +13,7 @@ use crate::group::open::{Media, read_record, write_record};
 use crate::group::shape::{Kind, on_machine};
 use crate::group::specimen::GroupSpecimen;
 use crate::medium::Overlay;
-use crate::specimen::Range;
+use crate::parts::Range;
 
 /// Bytes of a long run.
 const RUN_BYTES: u64 = 64 << 10;
