@@ -70,6 +70,11 @@ pub fn open_error(doing: &str, error: &OpenError) -> StackError {
                 _ => "give the path of a file or a block device",
             })
         }
+        OpenError::ReadOnlyDevice { path } => {
+            StackError::new(Cause::Refused, doing, "it is a read-only block device").on(path.display()).advise(
+                "read it (`verify`, `copy` from it, `serve --read-only`), or make it writable (`blockdev --setrw`)",
+            )
+        }
         OpenError::System { path, source, .. } => {
             let failure = StackError::at_path(doing, source, path);
             // Where its folder is there, a volume can be made at the path.
@@ -78,6 +83,9 @@ pub fn open_error(doing: &str, error: &OpenError) -> StackError {
         }
     }
 }
+
+/// What helps where a shard of a volume is lost.
+const WITHOUT_SHARD: &str = "`sealblock rescue VOLUME TO` copies out the blocks of the other shards";
 
 /// A medium that failed.
 pub fn medium_error(doing: &str, error: &MediumError) -> StackError {
@@ -104,12 +112,14 @@ pub fn volume_error(doing: &str, error: &VolumeError) -> StackError {
             .of_known_volume()
             .advise("use another copy of the data"),
         VolumeError::ForeignShard { .. } | VolumeError::OtherShard => {
-            StackError::new(Cause::Damaged, doing, error).of_known_volume().advise(
-                "each shard is a volume by itself: copy those that are left to files of their own and use `sealblock rescue`",
-            )
+            StackError::new(Cause::Damaged, doing, error).of_known_volume().advise(WITHOUT_SHARD)
         }
         VolumeError::Shard { shard, error } => {
-            volume_error(doing, error).of_part(&format!("shard {shard}"))
+            let failure = volume_error(doing, error).of_part(&format!("shard {shard}"));
+            match &**error {
+                VolumeError::Superblock(_) => failure.of_known_volume().advise(WITHOUT_SHARD),
+                _ => failure,
+            }
         }
         VolumeError::ReadOnly => StackError::new(Cause::Refused, doing, error),
         VolumeError::Recovery(_) => StackError::new(Cause::Io, doing, error),

@@ -3,6 +3,7 @@
 pub(crate) mod backups;
 pub(crate) mod drive;
 pub(crate) mod files;
+mod lost_shard;
 pub(crate) mod mapped;
 pub(crate) mod occupied;
 pub(crate) mod ordinary;

@@ -159,8 +159,21 @@ pub fn punches_beside(path: &Path) -> Option<bool> {
 
 /// True if a block device supports discards, whether or not these zero.
 pub(crate) fn discards(file: &File) -> bool {
+    let (major, minor) = device_number(file);
+    queue_limit(major, minor, "discard_max_bytes").unwrap_or(0) > 0
+}
+
+/// True if a block device is read-only, as `blockdev --setro` and a read-only loop device are, as far as sysfs is there.
+pub(crate) fn is_read_only(file: &File) -> bool {
+    let (major, minor) = device_number(file);
+    let found = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"));
+    found.is_ok_and(|flag| flag.trim() == "1")
+}
+
+/// The major and minor number of a block device.
+fn device_number(file: &File) -> (u32, u32) {
     let device = file.metadata().map_or(0, |about| about.rdev());
-    queue_limit(libc::major(device), libc::minor(device), "discard_max_bytes").unwrap_or(0) > 0
+    (libc::major(device), libc::minor(device))
 }
 
 /// A number from a disk's queue in sysfs; a partition's queue is that of its disk.

@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::kernel;
+
 /// How to open a file or block device. The default opens for reading, with direct I/O if possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Options {
@@ -65,6 +67,12 @@ pub enum OpenError {
         /// What it is instead.
         kind: &'static str,
     },
+    /// A block device that the kernel does not let write. Opening it for writing works, and each write fails.
+    #[error("'{}' is a read-only block device", path.display())]
+    ReadOnlyDevice {
+        /// The block device.
+        path: PathBuf,
+    },
     /// An error of the system.
     #[error("cannot {doing} '{}': {source}", path.display())]
     System {
@@ -105,6 +113,9 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<OpenFile, OpenError>
         Some(libc::EBUSY) if block_device => OpenError::InUse { path: path.to_owned() },
         _ => system(path, doing(options), source),
     })?;
+    if block_device && options.writes() && kernel::is_read_only(&file) {
+        return Err(OpenError::ReadOnlyDevice { path: path.to_owned() });
+    }
     let locked = lock(&file, path, options.writes())?;
     Ok(OpenFile { file, block_device, direct, locked })
 }

@@ -79,9 +79,9 @@ pub async fn start(overlay: &Overlay, executor: &Executor, read_only: bool) -> R
     if let Some(OpenShards { shards, volumes }) = shards {
         let container = shards.container();
         let (mut infos, mut handles) = (Vec::new(), Vec::new());
-        for OpenVolume { volume, worker, description } in volumes {
+        for (shard, OpenVolume { volume, worker, description }) in (0..).zip(volumes) {
             drop(executor.spawn("worker", worker.run()));
-            infos.push(description);
+            infos.push((shard, description));
             handles.push(volume);
         }
         let description = summarise(container, shards.copies(), &infos);

@@ -141,7 +141,8 @@ impl System for ShardedVolumes {
         Box::pin(async move {
             let opened = open_shards(disk, executor.clone(), &options).await.map_err(|error| error.to_string())?;
             let OpenShards { shards, volumes } = opened.ok_or("there is no volume in shards")?;
-            let infos: Vec<VolumeInfo> = volumes.iter().map(|opened| opened.description.clone()).collect();
+            let infos: Vec<(u32, VolumeInfo)> =
+                (0..).zip(&volumes).map(|(shard, opened)| (shard, opened.description.clone())).collect();
             let description = summarise(shards.container(), shards.copies(), &infos);
             let mut handles = Vec::new();
             for OpenVolume { volume, worker, .. } in volumes {

@@ -25,7 +25,8 @@ use crate::opened::OpenTarget;
 use crate::opened::info::TargetInfo;
 use crate::opened::lost_metadata::warn_of_losses;
 use crate::opened::shards::{FileVolume, ShardedVolume};
-use crate::program::{ReactorClock, cores, on_core};
+use crate::path::lost_shard::LostShard;
+use crate::program::{ReactorClock, cores, note, on_core};
 use crate::target::TargetName;
 
 /// A shard that a core has opened.
@@ -42,6 +43,26 @@ enum ShardDevice {
     Here(CoreLocal<DynDevice>),
     /// On some core.
     Shared(SharedDevice),
+}
+
+impl ShardDevice {
+    fn publish(device: DynDevice, is_alone: bool) -> ShardDevice {
+        match is_alone {
+            true => ShardDevice::Here(CoreLocal::new(Rc::new(device))),
+            false => ShardDevice::Shared(SharedDevice::publish(device)),
+        }
+    }
+
+    /// What has the place of a shard that is lost.
+    fn lost_beside(&self, why: String) -> ShardDevice {
+        let (lost, is_alone) = match self {
+            ShardDevice::Here(other) => {
+                (LostShard::beside(&*other.get().expect("it was opened on this core"), why), true)
+            }
+            ShardDevice::Shared(other) => (LostShard::beside(&other.attach(), why), false),
+        };
+        ShardDevice::publish(DynDevice::new("a lost shard", lost), is_alone)
+    }
 }
 
 /// Opens the volume in shards on a medium; `None` if there is none.
@@ -62,28 +83,41 @@ async fn open_shards_on(
 ) -> Result<Option<OpenTarget>, StackError> {
     let failed = |error: &VolumeError| volume_error("open", error).on(path.display());
     let Some(shards) = Shards::find(medium, options).await.map_err(|error| failed(&error))? else { return Ok(None) };
-    let (mut opened, mut refused) = (Vec::new(), None);
-    for shard in join_all(shards.numbers().map(|shard| open_on_its_core(&shards, medium, path, shard))).await {
-        match shard {
-            Ok(shard) => opened.push(shard),
-            Err(error) => refused = refused.or(Some(error)),
+    let (mut opened, mut lost) = (Vec::new(), Vec::new());
+    let opening = shards.numbers().map(|shard| open_on_its_core(&shards, medium, path, shard));
+    for (shard, outcome) in (0..).zip(join_all(opening).await) {
+        match outcome {
+            Ok(open) => opened.push((shard, open)),
+            Err(error) => lost.push((shard, error)),
         }
     }
-    let may_be_lost = opened.iter().find_map(|shard| shard.may_be_lost);
-    let volumes = opened.iter().map(|shard| shard.volume.clone()).collect();
+    let may_be_lost = opened.iter().find_map(|(_, shard)| shard.may_be_lost);
+    let volumes = opened.iter().map(|(_, shard)| shard.volume.clone()).collect();
     let volume = Rc::new(ShardedVolume::new(path, volumes, may_be_lost));
-    if let Some(refused) = refused {
+    let is_read_without = shards.reads_what_is_left() && !opened.is_empty();
+    if !is_read_without && !lost.is_empty() {
+        let (_, mut refused) = lost.swap_remove(0);
+        if shards.reads_what_is_left() {
+            refused = refused.advise("use another copy of the data");
+        }
         // The error that is returned counts; a shard that is not closed is recovered by the next open.
         drop(volume.close().await);
         return Err(refused);
     }
     shards.repair(medium).await;
-    let infos: Vec<VolumeInfo> = opened.iter().map(|shard| shard.description.clone()).collect();
+    let infos: Vec<(u32, VolumeInfo)> = opened.iter().map(|(shard, open)| (*shard, open.description.clone())).collect();
     let description = summarise(shards.container(), shards.copies(), &infos);
     warn_of_losses(path, &description, options.read_only);
     let file = medium.describe().ok();
     let info = TargetInfo { volume: Some(description), file, ..TargetInfo::plain("protected volume") };
-    let devices: Vec<ShardDevice> = opened.into_iter().map(|shard| shard.device).collect();
+    let mut devices: Vec<(u32, ShardDevice)> = opened.into_iter().map(|(shard, open)| (shard, open.device)).collect();
+    for (shard, error) in lost {
+        let why = error.in_short();
+        note(format_args!("all blocks of a shard are lost: {why}"));
+        devices.push((shard, devices[0].1.lost_beside(why)));
+    }
+    devices.sort_by_key(|(shard, _)| *shard);
+    let devices = devices.into_iter().map(|(_, device)| device).collect();
     Ok(Some(assemble(target, *shards.container(), devices, volume, info).await?))
 }
 
@@ -157,10 +191,7 @@ async fn open_here(
         opened.map_err(|error| volume_error("open", &error).on(path.display()))?;
     drop(spawn(worker.run()));
     let device = DynDevice::new(format!("{}, shard {shard}", path.display()), Rc::clone(&volume));
-    let device = match is_alone {
-        true => ShardDevice::Here(CoreLocal::new(Rc::new(device))),
-        false => ShardDevice::Shared(SharedDevice::publish(device)),
-    };
+    let device = ShardDevice::publish(device, is_alone);
     Ok(OpenShard { may_be_lost: volume.may_be_lost(), volume: CoreLocal::new(volume), description, device })
 }
 

@@ -50,6 +50,34 @@ fn a_volume_of_small_sectors_is_read_on_a_disk_of_large_ones_and_converted() {
     }
 }
 
+#[test]
+fn a_block_device_that_is_read_only_is_read_and_not_served_for_writing() {
+    let place = Place::new();
+    let data = noise(1, 1 << 20);
+    place.volume("--size 1MiB", &data);
+    place.write("plain", &data);
+    let read_only = |file: &str| Loop::new(&place.path(file), &["--read-only"]);
+    let (Some(volume), Some(plain)) = (read_only("v"), read_only("plain")) else { return };
+    let refuses = |command: &str| {
+        place.run(command).fails(3, &["read-only block device", "blockdev --setrw", "serve --read-only"]);
+    };
+    for target in [volume.0.clone(), format!("raw:{}", plain.0)] {
+        for command in ["copy data D", "zero D --yes", "serve D --listen 127.0.0.1:0 --control none"] {
+            refuses(&command.replace('D', &target));
+        }
+        Server::start(&place, &format!("--control none --read-only {target}")).stop().is_clean();
+        place.run(&format!("verify {target}")).succeeds();
+        place.run(&format!("copy {target} out")).succeeds();
+        assert!(place.read("out") == data);
+    }
+    refuses(&format!("create {} --size 1MiB --force", plain.0));
+    refuses(&format!("corrupt {} --lba 1 --kind data", volume.0));
+    assert!(place.read("plain") == data);
+    drop(volume);
+    let Some(writable) = Loop::new(&place.path("v"), &[]) else { return };
+    place.run(&format!("zero {} --range 0", writable.0)).succeeds();
+}
+
 /// What makes a disk of 64 MiB something, and how that is called.
 const MAKERS: [(&str, &[&str], &str); 5] = [
     ("mkfs.ext4", &["-q", "-F"], "an ext4 file system"),

@@ -95,7 +95,7 @@ fn lost_superblocks_are_reported_and_without_any_it_is_not_taken_for_free() {
     let (window, length) = (last["offset"].as_u64().unwrap(), last["bytes"].as_u64().unwrap());
     let whole = place.read("v");
     place.poke("v", window, &vec![0; length as usize]);
-    place.run("verify v").fails(3, &["shard 1: "]);
+    place.run("verify v").fails(3, &["shard 1: ", "sealblock rescue VOLUME TO"]);
     place.write("v", &whole);
     for offset in [0, 32 << 10, third] {
         place.poke("v", offset, &[0; 4096]);
@@ -108,6 +108,46 @@ fn lost_superblocks_are_reported_and_without_any_it_is_not_taken_for_free() {
     place.write("shard", &whole[64 << 10..window as usize]);
     place.run("verify shard").succeeds();
     assert_eq!(place.blocks("shard", UNIT, 2 * UNIT - 1), data[2 << 20..3 << 20]);
+}
+
+#[test]
+fn what_the_other_shards_have_is_rescued() {
+    let place = Place::new();
+    let data = filled(&place, "v", 128, 2);
+    let whole = place.read("v");
+    let windows = place.run("info v --json").json()["volume"]["shards"]["windows"].clone();
+    let window = |shard: usize| {
+        let of = |key: &str| windows[shard][key].as_u64().unwrap() as usize;
+        of("offset")..of("offset") + of("bytes")
+    };
+    filled(&place, "w", 128, 2);
+    let foreign = place.read("w");
+    for lost in [0, 1] {
+        let mut zeroed = whole.clone();
+        zeroed[window(lost)].fill(0);
+        let mut exchanged = whole.clone();
+        exchanged[window(lost)].copy_from_slice(&foreign[window(lost)]);
+        let cut = whole[..window(lost).start].to_vec();
+        let shapes = if lost == 0 { vec![zeroed, exchanged] } else { vec![zeroed, exchanged, cut] };
+        for shape in shapes {
+            place.write("damaged", &shape);
+            let refused = place.run("verify damaged");
+            refused.fails(3, &["sealblock rescue VOLUME TO"]);
+            let rescued = place.run("rescue damaged out --force");
+            rescued.ends_with(1).says(&["16384 of 32768 blocks copied"]);
+            assert!(rescued.stderr.contains(&format!("shard {lost}: ")), "{}", rescued.stderr);
+            assert!(place.read("damaged") == shape, "nothing is written");
+            let out = place.read("out");
+            for (unit, (read, was)) in out.chunks(1 << 20).zip(data.chunks(1 << 20)).enumerate() {
+                let is_lost = unit % 2 == lost;
+                assert!(if is_lost { read.iter().all(|byte| *byte == 0) } else { read[..was.len()] == *was }, "{unit}");
+            }
+        }
+    }
+    let mut none = whole.clone();
+    [0, 1].into_iter().for_each(|shard| none[window(shard)].fill(0));
+    place.write("damaged", &none);
+    place.run("rescue damaged out --force").fails(3, &["shard 0: ", "use another copy of the data"]);
 }
 
 #[test]

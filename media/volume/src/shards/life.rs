@@ -81,8 +81,9 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// Finds a volume in shards and checks, before any shard is opened, that all of them are there. `None` if none is on
-    /// the medium. All shards must be opened with the result of one call.
+    /// Finds a volume in shards and checks, before any shard is opened, that all of them are there; not where what is
+    /// left of a truncated one is read, where [`Shards::open`] says of each whether it is. `None` if none is on the
+    /// medium. All shards must be opened with the result of one call.
     ///
     /// # Errors
     /// See [`VolumeError`]. The medium is unchanged.
@@ -95,11 +96,19 @@ impl Shards {
         let cache_bytes = (options.cache_bytes / probe.container.shards() as usize).max(MIN_CACHE_BYTES);
         let options = OpenOptions { identity: None, cache_bytes: cache_bytes.min(options.cache_bytes), ..*options };
         let shards = Shards { probe, group: Arc::default(), options };
+        if shards.reads_what_is_left() {
+            return Ok(Some(shards));
+        }
         for shard in shards.numbers() {
             let checked = shards.check(&shards.window(medium, shard), shard).await;
             checked.map_err(|error| VolumeError::of_shard(shard, error))?;
         }
         Ok(Some(shards))
+    }
+
+    /// True if what is left of a volume is read, although shards may be lost.
+    pub fn reads_what_is_left(&self) -> bool {
+        self.options.truncated && self.options.read_only
     }
 
     /// The container of the shards.
@@ -143,8 +152,12 @@ impl Shards {
         clock: C,
         shard: u32,
     ) -> Result<OpenVolume<VolumeMedium<M>, C>, VolumeError> {
-        let opened = life::open(self.window(medium, shard), clock, &self.options).await;
-        opened.map_err(|error| VolumeError::of_shard(shard, error))
+        let window = self.window(medium, shard);
+        let of_shard = |error| VolumeError::of_shard(shard, error);
+        if self.reads_what_is_left() {
+            self.check(&window, shard).await.map_err(of_shard)?;
+        }
+        life::open(window, clock, &self.options).await.map_err(of_shard)
     }
 
     /// Rewrites lost copies of the container's superblock, if the volume is open for writing. Call it when all shards

@@ -6,39 +6,40 @@ use crate::medium::lost_copies::LostCopies;
 use crate::medium::superblocks::SuperblockCopy;
 use crate::volume::{AnsweredChanges, VolumeInfo};
 
-/// Describes a volume in shards by what was found of each shard, in order. Numbers are sums, blocks and offsets are
-/// those of the whole volume and its medium, and what is said of one shard is the worst.
+/// Describes a volume in shards by what was found of each shard, with its number. Numbers are sums, blocks and offsets
+/// are those of the whole volume and its medium, and what is said of one shard is the worst.
 ///
 /// # Panics
 /// Without a shard.
-pub fn summarise(container: &Container, copies: &[SuperblockCopy], shards: &[VolumeInfo]) -> VolumeInfo {
-    let first = shards.first().expect("a volume has at least one shard");
-    let numbered = || (0..).zip(shards);
+pub fn summarise(container: &Container, copies: &[SuperblockCopy], numbered: &[(u32, VolumeInfo)]) -> VolumeInfo {
+    let (_, first) = numbered.first().expect("a volume has at least one shard");
+    let shards = || numbered.iter().map(|(_, info)| info);
     let offsets = |shard: u32, info: &VolumeInfo| -> Vec<SuperblockCopy> {
         let start = container.window(shard).offset;
         let moved = |copy: &SuperblockCopy| SuperblockCopy { offset_bytes: start + copy.offset_bytes, ..copy.clone() };
         info.superblocks.iter().map(moved).collect()
     };
-    let unreadable =
-        numbered().flat_map(|(shard, info)| info.unreadable.iter().map(move |place| container.block_at(shard, *place)));
+    let unreadable = numbered
+        .iter()
+        .flat_map(|(shard, info)| info.unreadable.iter().map(|place| container.block_at(*shard, *place)));
     let mut unreadable: Vec<_> = unreadable.collect();
     unreadable.sort_unstable();
-    let of_shards = numbered().flat_map(|(shard, info)| offsets(shard, info));
+    let of_shards = numbered.iter().flat_map(|(shard, info)| offsets(*shard, info));
     let is_certain = |info: &&VolumeInfo| info.standing != Standing::Certain;
     VolumeInfo {
         uuid: container.uuid(),
-        write_seq: shards.iter().map(|info| info.write_seq).max().unwrap_or(0),
-        is_clean: shards.iter().all(|info| info.is_clean),
+        write_seq: shards().map(|info| info.write_seq).max().unwrap_or(0),
+        is_clean: shards().all(|info| info.is_clean),
         layout: *container.shard_layout(),
         container: Some(*container),
-        recovered: shards.iter().map(|info| info.recovered).sum(),
-        dropped: shards.iter().map(|info| info.dropped).sum(),
+        recovered: shards().map(|info| info.recovered).sum(),
+        dropped: shards().map(|info| info.dropped).sum(),
         unreadable,
-        log_lost: shards.iter().map(|info| info.log_lost).sum(),
-        lost_copies: LostCopies::of_all(shards.iter().map(|info| info.lost_copies.clone()).collect()),
+        log_lost: shards().map(|info| info.log_lost).sum(),
+        lost_copies: LostCopies::of_all(shards().map(|info| info.lost_copies.clone()).collect()),
         is_read_only: first.is_read_only,
-        standing: shards.iter().find(is_certain).unwrap_or(first).standing,
-        answered: shards.iter().map(|info| info.answered.clone()).reduce(worse).unwrap_or(AnsweredChanges::AllDurable),
+        standing: shards().find(is_certain).unwrap_or(first).standing,
+        answered: shards().map(|info| info.answered.clone()).reduce(worse).unwrap_or(AnsweredChanges::AllDurable),
         superblocks: copies.iter().cloned().chain(of_shards).collect(),
     }
 }

@@ -181,7 +181,8 @@ impl Harness {
         let mut pool = LocalPool::new();
         let opened = pool.run_until(open_shards(disk.clone(), NoClock, &options))?;
         let OpenShards { shards, volumes } = opened.expect("a volume in shards");
-        let infos: Vec<VolumeInfo> = volumes.iter().map(|opened| opened.description.clone()).collect();
+        let infos: Vec<(u32, VolumeInfo)> =
+            (0..).zip(&volumes).map(|(shard, opened)| (shard, opened.description.clone())).collect();
         let container = *shards.container();
         let info = summarise(&container, shards.copies(), &infos);
         let volumes: Vec<_> = volumes
