@@ -10,6 +10,9 @@ use std::path::Path;
 use crate::error::{Cause, StackError};
 use crate::program::program;
 
+/// How often the list of locks is looked at for those of a file that has some. The system hands it out in pieces, so while
+/// others lock and unlock, a lock that stays may be missing.
+const LOOKS: usize = 4;
 /// Processes that are named.
 const MAX_NAMED: usize = 3;
 
@@ -96,8 +99,8 @@ fn holder_of(path: &Path) -> Holder {
     let Ok(there) = fs::metadata(path) else { return Holder::Unknown };
     let canonical = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let device = (libc::major(there.dev()), libc::minor(there.dev()));
-    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    let mut pids = lock_owners(&locks, device, there.ino());
+    let look = |_| lock_owners(&fs::read_to_string("/proc/locks").unwrap_or_default(), device, there.ino());
+    let mut pids = (0..LOOKS).map(look).find(|pids| !pids.is_empty()).unwrap_or_default();
     // A killed process is listed until the kernel has ended its requests in flight.
     pids.retain(|pid| Path::new(&format!("/proc/{pid}")).exists());
     if pids.is_empty() {
@@ -162,6 +165,8 @@ pub fn process_text(pid: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     const LOCKS: &str = "\
@@ -185,6 +190,28 @@ mod tests {
         assert_eq!(lock_owners(LOCKS, (0xfe, 0), 7), [] as [u32; 0], "of another namespace");
         assert_eq!(lock_owners(LOCKS, (0x103, 2), 8), [5]);
         assert_eq!(lock_owners("", (0, 0), 0), [] as [u32; 0]);
+    }
+
+    #[test]
+    fn a_lock_that_stays_is_found_while_others_come_and_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let stays = fs::File::create(folder.path().join("stays")).unwrap();
+        stays.lock().unwrap();
+        let is_over = AtomicBool::new(false);
+        let come_and_go = |number: usize| {
+            let name = |file: usize| folder.path().join(format!("{number}-{file}"));
+            let files: Vec<fs::File> = (0..150).map(|file| fs::File::create(name(file)).unwrap()).collect();
+            while !is_over.load(Ordering::Relaxed) {
+                files.iter().for_each(|file| file.lock().unwrap());
+                files.iter().for_each(|file| file.unlock().unwrap());
+            }
+        };
+        std::thread::scope(|scope| {
+            (0..2).for_each(|number| drop(scope.spawn(move || come_and_go(number))));
+            let lost = (0..1000).filter(|_| holder_of(&folder.path().join("stays")) != Holder::Own).count();
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(lost, 0);
+        });
     }
 
     #[test]
